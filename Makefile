@@ -1,0 +1,39 @@
+# make demo: set up, then the main job on built-in data.   make test: set up, then all checks and tests.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: demo test quick bench tune clean
+
+demo: .venv/core
+	$(BIN)/python -m afec.demo
+
+test: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+quick: .venv/dev
+	$(BIN)/python -m pytest -m "not slow"
+
+bench: .venv/dev
+	$(BIN)/python bench/run.py
+
+tune: .venv/core
+	$(BIN)/python -m afec.demo --tune
+
+# torch first and by itself: the constraint then decides which build everything else finds.
+.venv/core: $(SOURCES)
+	$(PYTHON) -m venv .venv
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	touch $@
+
+.venv/dev: .venv/core
+	$(INSTALL) -e ".[trainers,dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build

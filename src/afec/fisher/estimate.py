@@ -1,0 +1,134 @@
+"""One pass over the data: `estimate`, and the rule that picks a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from afec.fisher import loop
+from afec.fisher.batches import Samples, size_of
+from afec.fisher.checks import check_finite, check_request
+from afec.fisher.objectives import Objective, scalar_loss
+from afec.fisher.plan import Plan, make_plan, zeros
+from afec.fisher.problem import FisherSum, Kind, Problem
+from afec.fisher.untouched import untouched
+
+__all__ = ["EXACT_UP_TO", "choose_kind", "estimate"]
+
+EXACT_UP_TO = 10
+"""Outputs per sample up to which `choose_kind` says `exact`, whose cost is one backward pass per output."""
+
+
+def estimate(
+    problem: Problem,
+    weights: Mapping[str, nn.Parameter],
+    batches: Iterable[Any],
+    *,
+    kind: Kind,
+    batch_size: int | None = 20,
+    train: bool = False,
+    seed: int = 0,
+    chunk: int = 16,
+) -> FisherSum:
+    """The diagonal Fisher information of `weights` on `batches`, as a sum and a count.
+
+    Args:
+        problem: the model and its loss; `exact` and `sample` also need its `predict` and `likelihood`.
+        weights: parameters of the model, all or some, under any names. batches: batches on the model's
+        device. Per-sample kinds take them apart; `batched` takes them as they come. kind: see `Kind`.
+        batch_size: of `batched` only: B in F = (B/N)·Σ_b g_b², where a smaller last batch weighs as the
+        others. None: the plain mean over batches. train: run in train mode, dropout on (preset `official`).
+        Of `batched` only. seed: of the draws of `sample`, and of whatever else draws during the pass. chunk:
+        how many samples go through the network at once. It changes speed and memory, not the result.
+
+    Returns:
+        The sum, the count, and the route that served each weight.
+
+    Nothing else changes: no buffer, no `.grad`, no mode, no RNG state, no hook is left.
+    """
+    check_request(problem, weights, kind=kind, batch_size=batch_size, train=train, chunk=chunk)
+    squares = {name: zeros(weight) for name, weight in weights.items()}
+    with untouched(problem.model, weights.values(), train=train, seed=seed) as generator:
+        incoming = iter(batches)
+        try:
+            first = next(incoming)
+        except StopIteration:
+            raise ValueError(
+                "no batch: the data is empty, or a one-shot iterator that was already used up. "
+                "A Fisher needs at least one batch."
+            ) from None
+        everything = chain([first], incoming)
+        if kind == "batched":
+            return _batched(problem, weights, everything, batch_size, squares)
+        return _per_sample(Objective(problem, kind), weights, everything, generator, chunk, squares)
+
+
+def _batched(
+    problem: Problem,
+    weights: Mapping[str, nn.Parameter],
+    batches: Iterator[Any],
+    batch_size: int | None,
+    squares: dict[str, Tensor],
+) -> FisherSum:
+    count, total = 0.0, torch.zeros(())
+    for batch in batches:
+        if batch_size is None:
+            count += 1
+        else:
+            count += (sum(1 for _ in problem.split(batch)) if problem.split else size_of(batch)) / batch_size
+        loss = scalar_loss(problem, batch)
+        total = total.to(loss.device) + loss.detach()
+        loop.add_squares(loss.reshape(1), weights, squares)
+    check_finite(squares, weights, total)
+    return FisherSum(squares, count, dict.fromkeys(weights, "batch"))
+
+
+def _per_sample(
+    objective: Objective,
+    weights: Mapping[str, nn.Parameter],
+    batches: Iterator[Any],
+    generator: torch.Generator,
+    chunk: int,
+    squares: dict[str, Tensor],
+) -> FisherSum:
+    plan: Plan | None = None
+    count = 0
+    for whole in chain.from_iterable(_taken_apart(objective.problem, batch) for batch in batches):
+        if whole.size == 0:
+            continue
+        if plan is None:
+            plan = make_plan(objective, weights, whole)
+        example = objective.example(whole)
+        for samples in whole.chunks(chunk):
+            plan.accumulate(objective.draw(samples, example, generator), squares)
+        count += whole.size
+    if plan is None:
+        raise ValueError("no batch holds a sample. A Fisher needs at least one.")
+    check_finite(squares, weights, plan.total)
+    return FisherSum(squares, float(count), plan.routes)
+
+
+def _taken_apart(problem: Problem, batch: Any) -> Iterator[Samples]:
+    if problem.split is None:
+        yield Samples.all_of(batch)
+    else:
+        yield from map(Samples.single, problem.split(batch))
+
+
+def choose_kind(problem: Problem, batch: Any) -> Kind:
+    """The default kind: a true Fisher where the likelihood is known, `exact` up to ten outputs per sample.
+
+    `batch` is any one batch; it tells the size of the output.
+    """
+    if problem.predict is None or problem.likelihood is None:
+        return "empirical"
+    with untouched(problem.model, (), train=False, seed=0), torch.no_grad():
+        samples = next(_taken_apart(problem, batch)).take(0, 1)
+        output = Objective(problem, "sample").output(samples.batch, samples.size)
+    if problem.likelihood == "categorical" and output.dim() > 2:
+        return "sample"
+    return "exact" if output.numel() <= EXACT_UP_TO else "sample"

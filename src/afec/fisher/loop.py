@@ -1,0 +1,40 @@
+"""Route three, and the definition the others are held against: one sample at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from afec.fisher.batches import Samples
+from afec.fisher.objectives import Objective
+
+__all__ = ["accumulate", "add_squares"]
+
+
+def add_squares(scalars: Tensor, weights: Mapping[str, nn.Parameter], into: Mapping[str, Tensor]) -> None:
+    """Add the squared gradients of each of `scalars` to `into`; a weight without a gradient adds nothing."""
+    if not scalars.requires_grad or not weights:
+        return
+    last = len(scalars) - 1
+    for j, scalar in enumerate(scalars):
+        grads = torch.autograd.grad(scalar, list(weights.values()), retain_graph=j < last, allow_unused=True)
+        for name, grad in zip(weights, grads, strict=True):
+            if grad is not None:
+                grad = grad.to_dense() if grad.is_sparse else grad
+                # Cast before squaring: a half's square underflows.
+                grad = grad.to(into[name].dtype)
+                into[name].addcmul_(grad, grad)
+
+
+def accumulate(
+    objective: Objective, weights: Mapping[str, nn.Parameter], samples: Samples, into: Mapping[str, Tensor]
+) -> Tensor:
+    """Add every sample's squared gradients to `into`; return the objectives' sum."""
+    value = torch.zeros(())
+    for sample in samples.chunks(1):
+        scalars = objective(sample)
+        value = value.to(scalars.device) + scalars.detach().sum()
+        add_squares(scalars, weights, into)
+    return value

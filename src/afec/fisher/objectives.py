@@ -1,0 +1,133 @@
+"""The scalars whose squared per-sample gradients add up to a Fisher.
+
+Each kind is J objectives, and each objective is a sum over the samples of a scalar of that sample alone. So
+its gradient at a layer's output holds each sample's own gradient in that sample's rows, one backward pass
+serves the whole batch, and F = (1/N) Σ_i Σ_j (∂ objective_j(i) / ∂θ)².
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from afec.fisher.batches import Samples
+from afec.fisher.problem import Kind, Problem
+
+__all__ = ["Objective", "scalar_loss"]
+
+
+def scalar_loss(problem: Problem, batch: Any) -> Tensor:
+    """`problem.loss` on a batch, or an error where it is no scalar."""
+    loss = problem.loss(problem.model, batch)
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"the loss must be a scalar tensor. Got {type(loss).__name__}: return the tensor
+        itself.")
+    if loss.dim() != 0:
+        raise ValueError(
+            f"the loss must be a scalar tensor, the mean over the batch. Got shape {tuple(loss.shape)}: "
+            f'use reduction="mean", or end the loss function with .mean().'
+        )
+    return loss
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One per-sample kind of one problem, as a deterministic function of samples and their noise."""
+
+    problem: Problem
+    kind: Kind
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """The J objectives, each summed over the samples: a vector."""
+        return self.of(samples.batch, samples.size, samples.noise)
+
+    def of(self, batch: Any, size: int, noise: Tensor | None) -> Tensor:
+        """The same, for a batch of `size` samples and its noise."""
+        if self.kind == "empirical":
+            return (scalar_loss(self.problem, batch) * size).reshape(1)
+        output = self.output(batch, size)
+        if self.kind == "exact":
+            if self.problem.likelihood == "gaussian":
+                return output.reshape(size, -1).sum(0)
+            return torch.einsum("bjk,bk->j", categorical_factor(output.detach()), output)
+        assert noise is not None, "`sample` draws noise for every sample"
+        if self.problem.likelihood == "gaussian":
+            return (noise * output).sum().reshape(1)
+        # Gumbel's trick: the argmax is a draw from the softmax.
+        drawn = (output.detach() + noise).argmax(dim=1, keepdim=True)
+        return F.log_softmax(output, dim=1).gather(1, drawn).sum().reshape(1)
+
+    def output(self, batch: Any, size: int) -> Tensor:
+        """`problem.predict` on a batch of `size` samples, or an error where no likelihood can be read off it."""
+        assert self.problem.predict is not None, "validated by estimate()"
+        output = self.problem.predict(self.problem.model, batch)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"predict(model, batch) must return a tensor. Got {type(output).__name__}.")
+        shape = tuple(output.shape)
+        if output.dim() == 0 or shape[0] != size:
+            raise ValueError(
+                f"predict(model, batch) must return one output per sample along dimension 0. "
+                f"Got shape {shape} for {size} samples."
+            )
+        if self.problem.likelihood == "categorical":
+            if output.dim() < 2:
+                raise ValueError(
+                    f'likelihood="categorical" needs logits of shape (batch, classes, ...). Got shape {shape}: '
+                    f'return logits, or give likelihood="gaussian".'
+                )
+            if self.kind == "exact" and output.dim() > 2:
+                raise ValueError(
+                    f'the "exact" Fisher of categorical outputs needs logits of shape (batch, classes). Got shape '
+                    f'{shape}: use fisher="sample", which draws a label for every position.'
+                )
+        return output
+
+    def example(self, samples: Samples) -> Tensor | None:
+        """One sample's output, where the kind draws noise of that shape."""
+        return self.output(samples.take(0, 1).batch, 1).detach() if self.kind == "sample" else None
+
+    def draw(self, samples: Samples, example: Tensor | None, generator: torch.Generator) -> Samples:
+        """The samples with their noise, of the shape of `example`.
+
+        Noise comes from float64 uniforms, which torch draws one after the other: a sample's noise is a
+        function of its place in the data and the seed alone, however the data are batched and chunked.
+        """
+        if example is None:
+            return samples
+        shape = (samples.size, *example.shape[1:])
+        uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
+        uniform = uniform.clamp_min(torch.finfo(torch.float64).tiny)
+        gaussian = self.problem.likelihood == "gaussian"
+        noise = torch.special.ndtri(uniform) if gaussian else -torch.log(-torch.log(uniform))
+        return replace(samples, noise=noise.to(device=example.device, dtype=example.dtype))
+
+    def probe(self) -> Objective:
+        """The objective that routes are verified with.
+
+        A route is right or wrong by the network it goes through, not by what is asked of the output. A
+        random projection of the output never vanishes, while the likelihood's gradient on a well-fitted
+        sample does, down to rounding noise, and nothing could be compared.
+        """
+        if self.kind == "empirical":
+            return self  # a loss is all there is
+        return Objective(replace(self.problem, likelihood="gaussian"), "sample")
+
+
+def categorical_factor(logits: Tensor) -> Tensor:
+    """S of shape (batch, K−1, K) with SᵀS = diag(p) − ppᵀ, the Fisher of a categorical variable in its
+    logits.
+
+    Row j asks "class j, or one of those after it?": √(p_j q_{j+1}/q_j) · (e_j − p_{>j}/q_{j+1}), q_j =
+    Σ_{i≥j} p_i. Against the K rows √p_c (e_c − p) of the definition that is one backward pass less, and no 1
+    − p to cancel.
+    """
+    p = logits.softmax(1)
+    q = p.flip(1).cumsum(1).flip(1).clamp_min(torch.finfo(p.dtype).tiny)
+    scale = (p[:, :-1] * q[:, 1:] / q[:, :-1]).sqrt()
+    rest = (p[:, None, :] / q[:, 1:, None]).triu(1)
+    identity = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[:-1]
+    return scale[:, :, None] * (identity - rest)

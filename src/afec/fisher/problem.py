@@ -1,0 +1,67 @@
+"""What a Fisher pass is given and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+__all__ = ["KINDS", "FisherSum", "Kind", "Likelihood", "Problem", "Route"]
+
+Kind = Literal["exact", "sample", "empirical", "batched"]
+"""Which Fisher information. All four are diagonal, and all are means: over samples, `batched` over batches.
+
+- `exact`: E over the model's own labels, in closed form: (1/N) Σ_i Σ_c p(c|x_i) (∂ log p(c|x_i)/∂θ)².
+- `sample`: the same expectation with one draw y ~ p(y|x_i) per sample.
+- `empirical`: the true labels instead: (1/N) Σ_i (∂ ℓ_i/∂θ)², the paper's equation (App. B.1).
+- `batched`: the squared gradient of the mean loss of B samples, what the released code does with B = 20.
+  About `empirical` / B.
+"""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+Likelihood = Literal["categorical", "gaussian"]
+"""What the model's output parametrises: logits along dimension 1, or means of unit variance."""
+
+Route = Literal["fast", "func", "loop", "batch"]
+"""How a weight's squares were computed: by module hooks, by `torch.func`, one sample at a time, or by whole batches."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model with its loss, and with its likelihood where one is known."""
+
+    model: nn.Module
+    """The unwrapped module (no DDP, no `torch.compile` around it)."""
+
+    loss: Callable[[nn.Module, Any], Tensor]
+    """`loss(model, batch)`: a scalar, the mean over the samples of the batch."""
+
+    predict: Callable[[nn.Module, Any], Tensor] | None = None
+    """`predict(model, batch)`: the output, samples along dimension 0. Needed by `exact` and `sample`."""
+
+    likelihood: Likelihood | None = None
+    """Needed by `exact` and `sample`."""
+
+    split: Callable[[Any], Iterable[Any]] | None = None
+    """`split(batch)`: its samples, as batches of size one, where slicing tensors along dimension 0 will not do."""
+
+
+@dataclass(frozen=True, eq=False)
+class FisherSum:
+    """A Fisher before its division, so that a caller can add `squares` and `count` over processes first."""
+
+    squares: dict[str, Tensor]
+    """Sums of squared gradients, in float32 at least, by the names the weights were given under."""
+
+    count: float
+    """What to divide by: the number of samples; for `batched` the number of batches (N / batch_size)."""
+
+    routes: Mapping[str, Route] = field(default_factory=dict)
+    """How each weight was served at the end of the pass: for tests, and for anyone who wonders why it is slow."""
+
+    def mean(self) -> dict[str, Tensor]:
+        """The Fisher information itself."""
+        return {name: square / self.count for name, square in self.squares.items()}

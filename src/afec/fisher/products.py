@@ -1,0 +1,115 @@
+"""Squared per-sample gradients where a sample has many positions: convolutions, and linear layers on
+sequences.
+
+A sample's gradient is then a matrix product over its positions, Σ_l g_l ⊗ a_l, which must be there before it
+can be squared. For a convolution `a` holds the windows the kernel sees: a strided view of the padded input,
+copied once, in whichever order memory already has them (`torch.nn.functional.unfold` knows one order only,
+and takes 4–6 times as long).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["Convolution", "add_convolution", "add_sequence"]
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+BLOCK = 2**22
+"""Numbers in one temporary (windows, or products): few enough to stay in the cache from one operation to the next."""
+
+
+def add_sequence(inputs: Tensor, grads: list[Tensor], into: Tensor) -> None:
+    """Add the squares of a linear layer's weight (out, in) for inputs of shape (batch, ..., in)."""
+    left = _join([grad.flatten(1, -2).transpose(1, 2) for grad in grads]).unsqueeze(1)
+    right = inputs.flatten(1, -2).unsqueeze(1)
+    for block in _blocks(len(inputs), left.shape[2] * right.shape[3]):
+        into += _squares(left[block], right[block], len(grads)).squeeze(0)
+
+
+def add_convolution(module: Convolution, inputs: Tensor, grads: list[Tensor], into: Mapping[str, Tensor]) ->
+None:
+    """Add a convolution's squares: any stride, padding, padding mode, dilation and groups."""
+    flat = [grad.flatten(2) for grad in grads]  # (batch, out, positions): a view in either memory format
+    if "bias" in into:
+        for grad in flat:
+            into["bias"] += grad.sum(2).square_().sum(0)
+    if "weight" not in into:
+        return
+    batch, _, positions = flat[0].shape
+    left = _join([grad.view(batch, module.groups, -1, positions) for grad in flat], dim=2)
+    padded = _pad(module, inputs)
+    channels_last = padded.stride(1) == 1
+    taps, channels = prod(module.kernel_size), module.in_channels // module.groups
+    numbers = taps * module.in_channels * max(left.shape[2], positions)
+    total: Tensor | None = None
+    for block in _blocks(len(inputs), numbers):
+        windows = _windows(module, padded[block], grads[0].shape[2:], channels_last)
+        squares = _squares(left[block], windows, len(grads))
+        total = squares if total is None else total.add_(squares)
+    if total is None:
+        return
+    if channels_last:
+        total = total.view(*total.shape[:2], taps, channels).transpose(2, 3)
+    into["weight"] += total.reshape(into["weight"].shape)
+
+
+def _join(grads: list[Tensor], dim: int = 1) -> Tensor:
+    """All objectives' gradients side by side along the outputs, so that one product serves them all."""
+    return grads[0] if len(grads) == 1 else torch.stack(grads, dim).flatten(dim, dim + 1)
+
+
+def _blocks(size: int, numbers: int) -> Iterator[slice]:
+    """Samples in blocks whose temporaries, of `numbers` per sample, stay within `BLOCK`."""
+    step = max(1, BLOCK // numbers)
+    return (slice(start, start + step) for start in range(0, size, step))
+
+
+def _squares(left: Tensor, right: Tensor, objectives: int) -> Tensor:
+    """Σ_b Σ_j (left_bj @ right_b)², for (batch, group, objectives · out, positions) and (batch, group, positions, in)."""
+    product = left @ right
+    batch, groups, outputs, size = product.shape
+    return product.view(batch, groups, objectives, outputs // objectives, size).square_().sum((0, 2))
+
+
+def _pad(module: Convolution, inputs: Tensor) -> Tensor:
+    """The input as the kernel sees it."""
+    if module.padding == "same":
+        reach = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        sides = [(total // 2, total - total // 2) for total in reach]
+    else:
+        sides = [(0, 0) if module.padding == "valid" else (int(p), int(p)) for p in module.padding]
+    if not any(map(any, sides)):
+        return inputs
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    # F.pad counts from the last dimension backwards.
+    return F.pad(inputs, [amount for side in reversed(sides) for amount in side], mode=mode)
+
+
+def _windows(module: Convolution, padded: Tensor, positions: torch.Size, channels_last: bool) -> Tensor:
+    """What each output position sees: (batch, group, positions, in), `in` = channels · taps or taps · channels."""
+    channels = module.in_channels // module.groups
+    batch_stride, channel_stride, *space = padded.stride()
+    moves = [stride * move for stride, move in zip(space, module.stride, strict=True)]
+    taps = [stride * dilation for stride, dilation in zip(space, module.dilation, strict=True)]
+    lead = (len(padded), module.groups)
+    lead_strides = (batch_stride, channel_stride * channels)
+    offset = padded.storage_offset()
+    if channels_last:
+        view = padded.as_strided(
+            (*lead, *positions, *module.kernel_size, channels),
+            (*lead_strides, *moves, *taps, channel_stride),
+            offset,
+        )
+        return view.reshape(*lead, positions.numel(), -1)
+    view = padded.as_strided(
+        (*lead, channels, *module.kernel_size, *positions),
+        (*lead_strides, channel_stride, *taps, *moves),
+        offset,
+    )
+    return view.reshape(*lead, -1, positions.numel()).transpose(2, 3)

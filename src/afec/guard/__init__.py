@@ -1,0 +1,31 @@
+"""The block around one task, in anybody's training loop."""
+
+from afec.guard.base import Guard, State, Sum, Term
+from afec.guard.borrow import load, snapshot
+from afec.guard.expansion import OptimizerFactory, learns_something, optimizers_for_theta_e, train_theta_e
+from afec.guard.marks import WeightMovedError
+from afec.guard.options import FisherOptions, checked_weight, one_of
+from afec.guard.problem import HasGuardedParameters, Params
+from afec.guard.pull import TwoOptimizersError
+from afec.guard.task import GuardedTask
+
+__all__ = [
+    "FisherOptions",
+    "Guard",
+    "GuardedTask",
+    "HasGuardedParameters",
+    "OptimizerFactory",
+    "Params",
+    "State",
+    "Sum",
+    "Term",
+    "TwoOptimizersError",
+    "WeightMovedError",
+    "checked_weight",
+    "learns_something",
+    "load",
+    "one_of",
+    "optimizers_for_theta_e",
+    "snapshot",
+    "train_theta_e",
+]

@@ -1,0 +1,290 @@
+"""What a guard is and how guards add.
+
+A guard is one or more terms. A term is a method (EWC, AFEC, …): settings that never change, and functions from its state to
+a new state. States are plain dictionaries of tensors and numbers, so that saving them is saving the guard, and leaving a
+block by an exception is forgetting the new ones.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from afec.fisher import Likelihood
+from afec.gaussian import Gaussian
+from afec.guard.problem import LossFn, Params, Predict
+from afec.guard.task import GuardedTask
+
+if TYPE_CHECKING:
+    from afec.guard.check import CheckReport
+
+__all__ = ["Guard", "State", "Sum", "Term"]
+
+State = dict[str, Any]
+FORMAT = 1
+
+
+class Guard(ABC):
+    """A pull on the weights, in anybody's training loop. Guards add: `EWC(strength=500) + AFEC(forgetting=0.05, epochs=20)`."""
+
+    def __init__(self, params: Params = None) -> None:
+        # An iterator would be empty at the second task.
+        self.params: Params = params if params is None or isinstance(params, nn.Module) else list(params)
+        self._tasks_done = 0
+        self._seed: int | None = None
+        self._states: dict[str, State] = {}
+        self._flights: dict[str, State] | None = None  # of a task that was loaded in its middle
+        self._task: GuardedTask | None = None
+        self._warned: set[str] = set()
+
+    # -- what it consists of --------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def terms(self) -> tuple[Term, ...]:
+        """The methods that are added up, sorted."""
+
+    @property
+    def method(self) -> str:
+        """The method's name everywhere: `ewc+afec`, whichever way it was written."""
+        return "+".join(term.name for term in self.terms)
+
+    def __add__(self, other: object) -> Sum:
+        if not isinstance(other, Guard):
+            return NotImplemented
+        return Sum((*self.terms, *other.terms), (self, other))
+
+    def __repr__(self) -> str:
+        return " + ".join(term.described() for term in self.terms)
+
+    # -- in the loop ----------------------------------------------------------------------------------------------
+
+    @property
+    def tasks_done(self) -> int:
+        """The number of tasks learned to the end."""
+        return self._tasks_done
+
+    @property
+    def in_task(self) -> bool:
+        """Whether a task has begun and not ended, in this process or in the one that saved the state."""
+        return self._task is not None or self._flights is not None
+
+    @property
+    def task(self) -> GuardedTask | None:
+        """The task that is being learned now."""
+        return self._task
+
+    @contextmanager
+    def learning(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        data: Any,
+        loss_fn: LossFn,
+        *,
+        predict: Predict | None = None,
+        likelihood: Likelihood | None = None,
+        split: Callable[[Any], Iterable[Any]] | None = None,
+        batch_size: int = 64,
+        progress: bool | None = None,
+    ) -> Iterator[GuardedTask]:
+        """Learn one task inside the block: expansion on entry, the pull in every step, consolidation on exit.
+
+        Args:
+            model: the network; DDP and `torch.compile` wrappers are seen through.
+            optimizer: the one or the several that will step, or None; it may be replaced inside the block.
+            data: this task's training data: a DataLoader, a tuple of tensors, an iterable of batches, or a function that
+                returns batches whenever they are needed. Used for the expansion and for the Fisher.
+            loss_fn: a criterion (output, target) with mean reduction, or a function (model, batch).
+            predict: (model, batch) → output, for the `exact` and `sample` Fisher; default `model(batch[0])`.
+            likelihood: "categorical" or "gaussian", what `exact` and `sample` need; known for CrossEntropyLoss and MSELoss.
+            split: batch → its single-sample batches, where slicing tensors along the first dimension is not enough.
+            batch_size: of our passes where `data` are tensors.
+            progress: a progress bar for the expansion; by default when standard error is a terminal.
+
+        An exception inside the block leaves the guard as it was on entry.
+        """
+        task = self.begin(
+            model,
+            optimizer,
+            data,
+            loss_fn,
+            predict=predict,
+            likelihood=likelihood,
+            split=split,
+            batch_size=batch_size,
+            progress=progress,
+        )
+        try:
+            yield task
+        except BaseException:
+            task.abort()
+            raise
+        if self._task is task:  # not ended or aborted by hand
+            task.end()
+
+    def begin(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        data: Any,
+        loss_fn: LossFn,
+        *,
+        predict: Predict | None = None,
+        likelihood: Likelihood | None = None,
+        split: Callable[[Any], Iterable[Any]] | None = None,
+        batch_size: int = 64,
+        progress: bool | None = None,
+    ) -> GuardedTask:
+        """The entry of `learning` by hand, for callbacks and notebooks; then `task.end()` or `task.abort()`."""
+        if self._task is not None:
+            raise RuntimeError(
+                f"{self!r} is already learning task {self._task.number + 1}: blocks of one guard do not nest. "
+                "End it first with guard.task.end(), or drop it with guard.task.abort()"
+            )
+        if self._seed is None:
+            self._seed = torch.initial_seed()
+        task = GuardedTask(self, model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, progress)
+        self._task = task
+        try:
+            task._start()
+        except BaseException:
+            task.abort()
+            raise
+        return task
+
+    def check(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        data: Any,
+        loss_fn: LossFn,
+        *,
+        predict: Predict | None = None,
+        likelihood: Likelihood | None = None,
+        split: Callable[[Any], Iterable[Any]] | None = None,
+        batch_size: int = 64,
+        seconds: float = 5.0,
+    ) -> CheckReport:
+        """A preflight of a few seconds in your own setting; prints what it found and returns it. Changes nothing.
+
+        It takes some steps with your optimiser and puts everything back: does the pull reach the weights, is `loss_fn` a
+        mean, can the data be passed over again, and how large are task gradient, old pull and forgetting pull?
+        """
+        from afec.guard.check import check
+
+        arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size)
+        return check(self, arguments, seconds)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, also in the middle of a task: plain dictionaries of tensors and numbers.
+
+        With model, optimiser, RNG and data position restored as well, a fresh process goes on bit for bit; the next
+        `learning()` then continues the task without a second expansion.
+        """
+        flights = self._task.flights if self._task is not None and self._task.started else self._flights
+        return {
+            "format": FORMAT,
+            "method": self.method,
+            "tasks_done": self._tasks_done,
+            "seed": self._seed,
+            "states": dict(self._states),
+            "flights": None if flights is None else dict(flights),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a `state_dict()` of a guard with the same terms; strengths may differ."""
+        if self._task is not None:
+            raise RuntimeError("cannot load a state inside a block; end or abort the task first (guard.task.abort())")
+        keys = {"format", "method", "tasks_done", "seed", "states", "flights"}
+        if not isinstance(state, Mapping) or set(state) != keys or state["format"] != FORMAT:
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(
+                f"this is no state_dict of a guard (format {FORMAT}): expected {sorted(keys)}, got {found}"
+            )
+        if state["method"] != self.method:
+            raise ValueError(
+                f"the state is of {state['method']!r}, this guard is {self.method!r}; build the guard that was saved"
+            )
+        self._tasks_done, self._seed = int(state["tasks_done"]), state["seed"]
+        self._states, self._flights = dict(state["states"]), state["flights"]
+
+    def _commit(self, states: dict[str, State]) -> None:
+        self._states, self._flights, self._tasks_done = states, None, self._tasks_done + 1
+
+
+class Term(Guard):
+    """One method. A subclass is final: settings in the constructor, and functions of its state."""
+
+    name: ClassVar[str]
+    rank: ClassVar[int] = 0  # sorts the terms of a sum; the pull to the old tasks comes first
+    pull_name: ClassVar[str] = "old"  # in reports: the pull to the old tasks, or the forgetting pull
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The method itself."""
+        return (self,)
+
+    @abstractmethod
+    def described(self) -> str:
+        """The expression that makes it, such as `EWC(strength=500)`."""
+
+    @property
+    @abstractmethod
+    def is_off(self) -> bool:
+        """Whether its weight is zero in every task: then it is dropped before anything runs."""
+
+    def begin_task(self, task: GuardedTask, state: State) -> State:
+        """What the method learns on entry; lives as long as the task (its flight)."""
+        return {}
+
+    def begin_epoch(self, task: GuardedTask, state: State, flight: State) -> State:
+        """The new flight at `task.epoch()`."""
+        return flight
+
+    @abstractmethod
+    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+        """The weighted Gaussians that pull during the task."""
+
+    @abstractmethod
+    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
+        """About what `quadratics` would give in the next task, in a few seconds, for `check`; None if it cannot tell."""
+
+    @abstractmethod
+    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+        """The new state, from the weights at the end of the task."""
+
+
+class Sum(Guard):
+    """The sum of several methods, sorted, so that a+b and b+a are one method."""
+
+    def __init__(self, terms: Iterable[Term], parts: Sequence[Guard] = ()) -> None:
+        if any(part.tasks_done or part.in_task for part in parts):
+            raise RuntimeError("guards are added before they learn their first task; this one has learned already")
+        given = [part.params for part in parts if part.params is not None]
+        if len(given) > 1 and not all(_same(given[0], other) for other in given[1:]):
+            raise ValueError("the guards of a sum guard the same weights; give params= to one of them only")
+        super().__init__(given[0] if given else None)
+        self._terms = tuple(sorted(terms, key=lambda term: (term.rank, term.name)))
+        names = [term.name for term in self._terms]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{'+'.join(names)} has one method twice; add each at most once")
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The methods, the pull to the old tasks first."""
+        return self._terms
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return {id(p) for p in one} == {id(p) for p in other}
+    return one is other

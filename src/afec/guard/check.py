@@ -1,0 +1,215 @@
+"""A preflight of a few seconds: the guard in the user's own setting, on borrowed weights."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from afec.fisher.batches import Samples
+from afec.fisher.checks import check_mean
+from afec.fisher.untouched import untouched
+from afec.gaussian import Gaussian, Quadratic, merge
+from afec.guard.borrow import borrowed
+from afec.guard.expansion import training_step
+from afec.guard.pull import Puller
+from afec.guard.task import GuardedTask
+from afec.randomness import forked
+
+if TYPE_CHECKING:
+    from afec.guard.base import Guard
+
+__all__ = ["CheckReport", "Layer", "check"]
+
+INERT = 1e-3  # a pull this much smaller than the task's gradient changes nothing one would notice
+MOST_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The norms at one guarded weight, after some steps of the task."""
+
+    name: str
+    gradient: float
+    pulls: dict[str, float]  # "old", "forgetting"
+    stiffness: float  # lr·max(D)
+
+
+@dataclass
+class CheckReport:
+    """What a preflight found."""
+
+    method: str
+    layers: list[Layer] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def norm(self, pull: str | None = None) -> float:
+        """The norm over all layers, of the task's gradient or of one pull."""
+        return math.hypot(*(row.gradient if pull is None else row.pulls.get(pull, 0.0) for row in self.layers))
+
+    def __str__(self) -> str:
+        pulls = sorted({pull for row in self.layers for pull in row.pulls}, reverse=True)
+        width = max([len(row.name) for row in self.layers] + [10])
+        lines = [f"check of {self.method}", *(f"  ok: {fact}" for fact in self.facts)]
+        if self.layers:
+            heads = ["gradient", *(f"{pull} pull" for pull in pulls), "lr·max(D)"]
+            lines.append(f"  {'weight':{width}}" + "".join(f"{head:>18}" for head in heads))
+            for row in self.layers:
+                numbers = [row.gradient, *(row.pulls.get(pull, 0.0) for pull in pulls), row.stiffness]
+                lines.append(f"  {row.name:{width}}" + "".join(f"{number:>18.3g}" for number in numbers))
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        return "\n".join(lines)
+
+
+def check(guard: Guard, arguments: tuple[Any, ...], seconds: float) -> CheckReport:
+    """See `Guard.check`."""
+    if guard.task is not None:
+        raise RuntimeError("guard.check() is a preflight: call it before the block, not inside one")
+    seed, guard._seed = guard._seed, guard._seed if guard._seed is not None else torch.initial_seed()
+    try:
+        task = GuardedTask(guard, *arguments, False)
+        task.number = max(task.number, 1)  # the first task has no pull: show what the second one will have
+        report = CheckReport(guard.method)
+        _check_data(task, report)
+        with torch.enable_grad(), borrowed(task.model, task.optimizers):
+            if not task.model.training:
+                task.model.train()
+            _check_pull_arrives(task, report)
+        _measure(task, report, seconds)
+    finally:
+        guard._seed = seed
+    _judge(task, report)
+    print(report)
+    return report
+
+
+def _check_data(task: GuardedTask, report: CheckReport) -> None:
+    """The data can be passed over twice, the loss reaches the weights and is the mean of its samples' losses."""
+    for _ in range(1 if task.passes.on_demand else 2):
+        with forked(task.seed("check"), task.device):
+            first = next(iter(task.batches("check")))
+    report.facts.append("the data can be passed over again, and the loss reaches the guarded weights")
+    if task.problem.split is not None:
+        return
+    try:
+        with untouched(task.model, task.weights.values(), train=False, seed=task.seed("check")), torch.no_grad():
+            check_mean(task.problem, Samples.all_of(first).take(0, 16))
+    except ValueError as error:
+        report.warnings.append(str(error))
+    else:
+        report.facts.append("the loss is the mean of its samples' losses")
+
+
+def _check_pull_arrives(task: GuardedTask, report: CheckReport) -> None:
+    """One step with a known pull: is it in the gradients that the optimiser has used?"""
+    if not task.optimizers:
+        report.facts.append("no optimiser was given: whichever steps inside the block will be seen")
+        return
+    center = {name: value - 1 for name, value in task.values().items()}  # D = 1, so the pull is 1 everywhere
+    known = Quadratic(center, {name: torch.ones_like(value) for name, value in center.items()}, {}, torch.zeros(()))
+    before: dict[str, Tensor] = {}
+    watched = _watched(task, known)
+    handles = [
+        weight.register_post_accumulate_grad_hook(_remember(name, before))  # type: ignore[no-untyped-call]
+        for name, weight in task.weights.items()
+    ]
+    try:
+        with forked(task.seed("check"), task.device):
+            training_step(task, task.optimizers, next(iter(task.batches("check", training=True))))
+        watched.verify()
+    finally:
+        watched.detach()
+        for handle in handles:
+            handle.remove()
+    arrived = [name for name, grad in before.items() if _moved_by_one(task.weights[name].grad, grad)]
+    missing = sorted(before.keys() - set(arrived))
+    if missing:
+        report.warnings.append(f"the pull did not arrive at {len(missing)} weight(s), {missing[0]!r} first")
+    report.facts.append(f"the pull arrives at {len(arrived)} of {len(task.weights)} guarded weights")
+
+
+def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
+    """Rehearse: a short expansion, then some steps under the pull; the norms are those at the end of it."""
+    pulls: dict[str, list[tuple[float, Gaussian]]] = {}
+    for term in task.terms:
+        with borrowed(task.model, task.optimizers):
+            rehearsed = term.rehearse(task, task.state_of(term), seconds / 3)
+        if rehearsed is None:
+            report.facts.append(f"{term.name}: not rehearsed, its expansion is your own function")
+        else:
+            pulls.setdefault(term.pull_name, []).extend(rehearsed)
+    everything = merge([one for terms in pulls.values() for one in terms])
+    with torch.enable_grad(), borrowed(task.model, task.optimizers):
+        if not task.model.training:
+            task.model.train()
+        steps = _walk(task, everything, time.monotonic() + seconds / 3)
+        report.facts.append(f"norms after {steps} steps from the present weights, which were put back")
+        with forked(task.seed("check"), task.device):
+            loss = task.problem.loss(task.model, next(iter(task.batches("check"))))
+            grads = torch.autograd.grad(loss, list(task.weights.values()), allow_unused=True)
+        weights = {name: weight.detach() for name, weight in task.weights.items()}
+        found = {pull: merge(terms).pull(weights) for pull, terms in pulls.items()}
+    rates = {id(p): float(g.get("lr", 0)) for o in task.optimizers for g in o.param_groups for p in g["params"]}
+    for (name, weight), grad in zip(task.weights.items(), grads, strict=True):
+        curvature = everything.curvature.get(name)
+        stiffness = 0.0 if curvature is None else rates.get(id(weight), 0.0) * float(curvature.max())
+        norms = {pull: float(values[name].norm()) for pull, values in found.items() if name in values}
+        report.layers.append(Layer(name, 0.0 if grad is None else float(grad.norm()), norms, stiffness))
+
+
+def _walk(task: GuardedTask, quadratic: Quadratic, until: float) -> int:
+    """Some steps with the user's optimisers; how many."""
+    if not task.optimizers:
+        return 0
+    watched = _watched(task, quadratic)
+    try:
+        with forked(task.seed("walk"), task.device):
+            passes = (task.batches("walk", epoch, training=True) for epoch in itertools.count())
+            for batch in itertools.islice(itertools.chain.from_iterable(passes), MOST_STEPS):
+                training_step(task, task.optimizers, batch)
+                if time.monotonic() > until:
+                    break
+    finally:
+        watched.detach()
+    return watched.steps
+
+
+def _judge(task: GuardedTask, report: CheckReport) -> None:
+    gradient, stiffest = report.norm(), max((row.stiffness for row in report.layers), default=0.0)
+    if task.optimizers:
+        for pull in sorted({pull for row in report.layers for pull in row.pulls}):
+            if report.norm(pull) < INERT * gradient:
+                report.warnings.append(
+                    f"this strength is inert: the {pull} pull has norm {report.norm(pull):.3g} where the task's gradient "
+                    f"has {gradient:.3g}. Raise it by orders of magnitude"
+                )
+    if stiffest > 2 and any(isinstance(optimizer, SGD) for optimizer in task.optimizers):
+        report.warnings.append(
+            f"lr·max(D) = {stiffest:.3g} > 2: plain SGD will diverge. Lower the strength or the learning rate, or use Adam"
+        )
+
+
+def _watched(task: GuardedTask, quadratic: Quadratic) -> Puller:
+    puller = Puller(task.model, task.weights)
+    puller.set(quadratic)
+    puller.attach()
+    return puller
+
+
+def _remember(name: str, into: dict[str, Tensor]) -> Any:
+    def remember(weight: Tensor) -> None:
+        assert weight.grad is not None
+        into[name] = weight.grad.detach().clone()
+
+    return remember
+
+
+def _moved_by_one(grad: Tensor | None, before: Tensor) -> bool:
+    return grad is not None and torch.allclose(grad - before, torch.ones_like(before), rtol=1e-2, atol=1e-2)

@@ -1,0 +1,72 @@
+"""Several processes with one model each (DDP): Fisher sums are added, θ_e is trained once and sent to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from afec.fisher import FisherSum
+
+__all__ = ["Processes", "processes_of"]
+
+
+class Processes:
+    """One process; `Ensemble` is the same for many."""
+
+    rank = 0
+
+    def total(self, fisher: FisherSum) -> FisherSum:
+        """The sum over all processes."""
+        return fisher
+
+    def once(self, model: nn.Module, train: Callable[[], None]) -> None:
+        """Train in one process and give all of them its weights and buffers."""
+        train()
+
+
+class Ensemble(Processes):
+    """The processes of a DDP model."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.rank = group, distributed.get_rank(group)
+        self.source = distributed.get_global_rank(group, 0)
+
+    def total(self, fisher: FisherSum) -> FisherSum:
+        """The sum over all processes, each of which saw its own share of the data."""
+        squares = {name: value.clone() for name, value in fisher.squares.items()}
+        for value in squares.values():
+            distributed.all_reduce(value, group=self.group)
+        count = torch.tensor(float(fisher.count), dtype=torch.float64)
+        count = count.to(next(iter(squares.values())).device) if squares else count
+        distributed.all_reduce(count, group=self.group)
+        return FisherSum(squares, float(count))
+
+    def once(self, model: nn.Module, train: Callable[[], None]) -> None:
+        """Train in the first process; an error there is raised everywhere, so that nobody waits for ever."""
+        error: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                train()
+            except Exception as raised:
+                error = [raised]
+        message = [None if error[0] is None else f"{type(error[0]).__name__}: {error[0]}"]
+        distributed.broadcast_object_list(message, src=self.source, group=self.group)
+        if error[0] is not None:
+            raise error[0]
+        if message[0] is not None:
+            raise RuntimeError(f"the expansion failed in the first process: {message[0]}")
+        for tensor in [*model.parameters(), *model.buffers()]:
+            distributed.broadcast(tensor.detach(), src=self.source, group=self.group)
+
+
+def processes_of(model: nn.Module) -> Processes:
+    """The processes that a (wrapped) model is spread over."""
+    while isinstance(getattr(model, "_orig_mod", None), nn.Module):
+        model = model._orig_mod  # type: ignore[assignment]
+    if isinstance(model, DistributedDataParallel):
+        return Ensemble(model.process_group)
+    return Processes()

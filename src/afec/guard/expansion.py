@@ -1,0 +1,154 @@
+"""Synaptic expansion: θ_e is learned from the new task alone, in the borrowed module."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from afec.guard.borrow import buffers_kept, unwrapped_optimizer
+from afec.randomness import forked
+
+if TYPE_CHECKING:
+    from afec.guard.task import GuardedTask
+
+__all__ = [
+    "OptimizerFactory",
+    "learns_something",
+    "optimizers_for_theta_e",
+    "rebuilt",
+    "train_theta_e",
+    "training_step",
+]
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+MEASURED_BATCHES = 8  # enough to see whether the loss went down at all
+
+
+def optimizers_for_theta_e(
+    task: GuardedTask, factory: OptimizerFactory | None, *, from_initial_lr: bool
+) -> list[Optimizer]:
+    """θ_e's optimisers: the factory's, else the user's own ones built anew, group by group."""
+    if factory is not None:
+        return [factory([p for p in task.model.parameters() if p.requires_grad])]
+    optimizers = [rebuilt(unwrapped_optimizer(o), from_initial_lr=from_initial_lr) for o in task.current_optimizers()]
+    if not optimizers:
+        raise ValueError(
+            "the expansion has no optimiser: learning() was given optimizer=None. Give it one, or say how θ_e is trained: "
+            "AFEC(optimizer=lambda params: torch.optim.Adam(params, 1e-3)) or AFEC(expand=your_training_function)"
+        )
+    return optimizers
+
+
+def rebuilt(optimizer: Optimizer, *, from_initial_lr: bool = True) -> Optimizer:
+    """An optimiser of the same class and settings over the same parameters, with an empty state.
+
+    The learning rate is the one a scheduler started from, where it left one: after a cosine schedule `lr` is 0. The
+    constructor is not called, because its required arguments are not known; what a scheduler or a user hung on the
+    instance (a patched `step`, hooks) is left off.
+    """
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    for key, value in vars(optimizer).items():
+        if key.startswith("_optimizer_") and isinstance(value, OrderedDict):
+            twin.__dict__[key] = OrderedDict()
+    twin.state = defaultdict(dict)
+    twin.param_groups = []
+    for group in optimizer.param_groups:
+        lr = group.get("initial_lr", group.get("lr")) if from_initial_lr else group.get("lr")
+        settings = {**group, "params": list(group["params"])}
+        if lr is not None:
+            settings["lr"] = lr.clone() if isinstance(lr, Tensor) else lr
+        twin.param_groups.append(settings)
+    return twin
+
+
+def train_theta_e(task: GuardedTask, optimizers: Sequence[Optimizer], epochs: range, until: float = math.inf) -> None:
+    """Plain training on the new task's loss, nothing else; `until` cuts it short (`guard.check`)."""
+    if not task.model.training:
+        task.model.train()
+    with _progress(task, len(epochs)) as advance:
+        for epoch in epochs:
+            total, batches = torch.zeros((), device=task.device), 0
+            with forked(task.seed("expand", epoch), task.device):
+                for batch in task.batches("expand", epoch, training=True):
+                    total += training_step(task, optimizers, batch)
+                    batches += 1
+                    if time.monotonic() > until:
+                        return
+            if not bool(torch.isfinite(total)):
+                raise FloatingPointError(
+                    f"the loss of θ_e became {total.item()} in epoch {epoch + 1} of the expansion. Lower its learning rate: "
+                    "AFEC(optimizer=lambda params: torch.optim.Adam(params, 1e-4))"
+                )
+            advance(float(total) / batches)
+
+
+def training_step(task: GuardedTask, optimizers: Sequence[Optimizer], batch: Any) -> Tensor:
+    """One step of all optimisers on one batch; its loss."""
+
+    def closure() -> Tensor:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = task.problem.loss(task.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
+            losses = [optimizer.step(closure) for optimizer in optimizers]  # type: ignore[arg-type]
+            return torch.as_tensor(losses[0]).detach()
+        loss = closure()
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss.detach()
+
+
+@contextmanager
+def learns_something(task: GuardedTask) -> Iterator[None]:
+    """Raise if the block does not lower the loss; where data are made on demand, if it does not move the weights."""
+    before, weights = _mean_loss(task), task.values()
+    yield
+    after = _mean_loss(task)
+    still = all(torch.equal(weights[name], weight) for name, weight in task.weights.items())
+    if still or (before is not None and after is not None and not after < before):
+        losses = "" if before is None else f": the loss of θ_e was {before:.6g} before and is {after:.6g} after it"
+        raise RuntimeError(
+            f"the expansion learned nothing{losses if not still else ': it changed no guarded weight'}. Give θ_e more epochs "
+            "or an optimiser of its own: AFEC(optimizer=lambda params: torch.optim.Adam(params, 1e-3)). (A scheduler may "
+            "have left the learning rate at 0.)"
+        )
+
+
+def _mean_loss(task: GuardedTask) -> float | None:
+    if task.passes.on_demand:
+        return None
+    # In the mode of training: batch-norm's running statistics lag behind in a short expansion.
+    with torch.no_grad(), buffers_kept(task.model), forked(task.seed("loss"), task.device):
+        batches = itertools.islice(task.batches("loss"), MEASURED_BATCHES)
+        losses = [float(task.problem.loss(task.model, batch)) for batch in batches]
+    return sum(losses) / len(losses)
+
+
+@contextmanager
+def _progress(task: GuardedTask, epochs: int) -> Iterator[Callable[[float], None]]:
+    """A bar for the epochs of the expansion, on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    wanted = console.is_terminal if task.progress is None else task.progress
+    if not wanted or epochs < 2 or task.processes.rank != 0:
+        yield lambda loss: None
+        return
+    with Progress(console=console, transient=True) as bar:
+        row = bar.add_task(f"expansion, task {task.number + 1}", total=epochs)
+        yield lambda loss: bar.update(row, advance=1, description=f"expansion, task {task.number + 1}, loss {loss:.4g}")

@@ -1,0 +1,172 @@
+"""Our own passes over the user's data: their DataLoader object is never iterated.
+
+With persistent workers, or a sampler that keeps state, iterating the user's loader would change what their loop sees. So a
+pass builds a loader of its own over the same dataset, with the same `collate_fn`, a copy of the sampler and a generator of
+ours. Random state inside a Dataset is the user's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from afec.fisher.batches import map_tensors
+
+__all__ = ["Passes"]
+
+
+class Passes:
+    """Passes over a DataLoader, a tuple of tensors, an iterable of batches, or a function that returns batches."""
+
+    def __init__(self, data: Any, device: torch.device, batch_size: int = 64) -> None:
+        self.data, self.device, self.batch_size = _readable(data), device, batch_size
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether the batches are made when they are asked for (rollouts), so that no two passes are the same."""
+        return not isinstance(self.data, (DataLoader, Dataset)) and callable(self.data)
+
+    @property
+    def rebatches(self) -> bool:
+        """Whether a pass can be asked for another batch size."""
+        data = self.data
+        if isinstance(data, DataLoader):
+            if isinstance(data.dataset, IterableDataset):
+                return data.batch_size is not None
+            return type(data.batch_sampler) is BatchSampler
+        return isinstance(data, Dataset)
+
+    def one(
+        self, seed: int, *, batch_size: int | None = None, training: bool = False, whole: bool = False
+    ) -> Iterable[Any]:
+        """One pass, on the device of the weights; iterate it inside `randomness.forked`.
+
+        `batch_size` re-batches where that is possible (a loader with its own batch sampler, an iterable and a function give
+        batches as they are); `training` keeps the loader's `drop_last`; `whole` undoes a split over processes.
+        """
+        return _Pass(self, seed, batch_size, training, whole)
+
+
+class _Pass:
+    def __init__(self, passes: Passes, seed: int, batch_size: int | None, training: bool, whole: bool) -> None:
+        self.passes, self.seed, self.batch_size = passes, seed, batch_size
+        self.training, self.whole = training, whole
+
+    def __iter__(self) -> Iterator[Any]:
+        empty = True
+        for batch in self._source():
+            empty = False
+            yield map_tensors(lambda tensor: tensor.to(self.passes.device), batch)
+        if empty:
+            raise ValueError(
+                f"the data are empty: a pass over {_described(self.passes.data)} gave no batch. "
+                "Expected at least one (is drop_last on with fewer samples than a batch, or the source used up?)"
+            )
+
+    def _source(self) -> Iterable[Any]:
+        data, generator = self.passes.data, torch.Generator().manual_seed(self.seed)
+        if isinstance(data, DataLoader):
+            return self._own_loader(data, generator)
+        if isinstance(data, Dataset):
+            size = self.batch_size or self.passes.batch_size
+            return DataLoader(data, size, shuffle=self.training, generator=generator)
+        if callable(data):
+            return self._checked(data())
+        return self._checked(data)
+
+    @staticmethod
+    def _checked(batches: Any) -> Iterable[Any]:
+        if not isinstance(batches, Iterable):
+            raise TypeError(f"the data function returned {type(batches).__name__}; expected an iterable of batches")
+        return batches
+
+    def _own_loader(self, loader: DataLoader[Any], generator: torch.Generator) -> DataLoader[Any]:
+        options: dict[str, Any] = {
+            "collate_fn": loader.collate_fn,
+            "num_workers": loader.num_workers,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "timeout": loader.timeout,
+            "generator": generator,
+        }
+        if loader.num_workers > 0:
+            options["prefetch_factor"] = loader.prefetch_factor
+        size = self.batch_size or loader.batch_size
+        drop_last = loader.drop_last and self.training
+        if isinstance(loader.dataset, IterableDataset):
+            drop_last = drop_last and loader.batch_size is not None
+            return DataLoader(
+                loader.dataset,
+                size if loader.batch_size is not None else None,
+                drop_last=drop_last,
+                **options,
+            )
+        if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+            return DataLoader(loader.dataset, batch_sampler=_copied(loader.batch_sampler, generator), **options)
+        sampler: Any = loader.sampler
+        if self.whole and isinstance(sampler, DistributedSampler):
+            sampler = RandomSampler(loader.dataset, generator=generator)  # type: ignore[arg-type]
+        else:
+            sampler = _copied(sampler, generator)
+        if loader.batch_sampler is None:  # the dataset gives whole batches
+            return DataLoader(loader.dataset, batch_size=None, sampler=sampler, **options)
+        return DataLoader(loader.dataset, size, sampler=sampler, drop_last=drop_last, **options)
+
+
+def _copied(sampler: Any, generator: torch.Generator) -> Any:
+    """A sampler with the same settings whose draws are ours; inner samplers are copied as well, data are shared."""
+    if not isinstance(sampler, Sampler):
+        return sampler  # a plain sequence of indices or of batches
+    twin = copy.copy(sampler)
+    for key, value in vars(twin).items():
+        if isinstance(value, torch.Generator):
+            setattr(twin, key, generator)
+        elif isinstance(value, Sampler):
+            setattr(twin, key, _copied(value, generator))
+    return twin
+
+
+def _readable(data: Any) -> Any:
+    """The data in a form that can be passed over again and again, or an error that says why not."""
+    if isinstance(data, Tensor):
+        data = (data,)
+    if isinstance(data, (tuple, list)) and data and all(isinstance(part, Tensor) for part in data):
+        sizes = {part.shape[0] if part.dim() else None for part in data}
+        if len(sizes) != 1 or None in sizes:
+            raise ValueError(
+                f"data as tensors need one first dimension for all, the samples; got shapes {[tuple(t.shape) for t in data]}"
+            )
+        return TensorDataset(*data)
+    if isinstance(data, (DataLoader, Dataset)) or (callable(data) and not isinstance(data, Iterable)):
+        return data
+    if isinstance(data, Iterator):
+        raise TypeError(
+            f"data is a one-shot iterator ({type(data).__name__}): a second pass over it would find nothing. "
+            "Give a DataLoader, a tuple of tensors, a list of batches, or a function that returns batches"
+        )
+    if isinstance(data, Iterable):
+        return data
+    raise TypeError(
+        f"data must be a DataLoader, a tuple of tensors, an iterable of batches, or a function that returns batches; "
+        f"got {type(data).__name__}"
+    )
+
+
+def _described(data: Any) -> str:
+    if isinstance(data, DataLoader):
+        return f"DataLoader({type(data.dataset).__name__})"
+    return getattr(data, "__name__", type(data).__name__)

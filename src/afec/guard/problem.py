@@ -1,0 +1,166 @@
+"""What is learned from: reading the user's model, loss and guarded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from afec.fisher import Likelihood, Problem
+
+__all__ = [
+    "HasGuardedParameters",
+    "LossFn",
+    "Params",
+    "Predict",
+    "guarded_weights",
+    "read_problem",
+    "unwrapped",
+]
+
+LossFn = Callable[[Any, Any], Tensor]
+Predict = Callable[[nn.Module, Any], Tensor]
+Params = nn.Module | Iterable[nn.Parameter] | None
+
+
+@runtime_checkable
+class HasGuardedParameters(Protocol):
+    """A module that says itself what is to be guarded, as a multi-head net does with its backbone."""
+
+    def guarded_parameters(self) -> Iterable[nn.Parameter]:
+        """The parameters to guard where the guard has no `params=`."""
+        ...
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside DDP, DataParallel and `torch.compile`, whose parameter names are the real ones."""
+    while True:
+        if isinstance(model, (DistributedDataParallel, DataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            break
+    _refuse_sharded(model)
+    return model
+
+
+def guarded_weights(model: nn.Module, params: Params) -> dict[str, nn.Parameter]:
+    """The guarded weights by name: what `params` says, else what the model says, else all; those that require grad."""
+    named = dict(model.named_parameters())
+    if params is None:
+        chosen = model.guarded_parameters() if isinstance(model, HasGuardedParameters) else named.values()
+    else:
+        chosen = params.parameters() if isinstance(params, nn.Module) else params
+    wanted = {id(parameter) for parameter in chosen}
+    weights = {name: p for name, p in named.items() if id(p) in wanted and p.requires_grad}
+    missing = len(wanted - {id(p) for p in named.values()})
+    if missing:
+        raise ValueError(
+            f"params= names {missing} parameter(s) that are not in the model {type(model).__name__}; "
+            "give a submodule of it, or parameters of it"
+        )
+    if not weights:
+        raise ValueError(
+            f"there is no weight to guard: {len(wanted)} chosen of {len(named)} in {type(model).__name__}, "
+            "none of which requires grad"
+        )
+    return weights
+
+
+def read_problem(
+    model: nn.Module,
+    loss_fn: LossFn,
+    predict: Predict | None,
+    likelihood: Likelihood | None,
+    split: Callable[[Any], Iterable[Any]] | None,
+) -> Problem:
+    """One `loss(model, batch)` for both kinds of `loss_fn`, and what the Fisher kinds need to know."""
+    if not callable(loss_fn):
+        raise TypeError(
+            f"loss_fn must be a criterion (output, target) or a function (model, batch); got {type(loss_fn).__name__}"
+        )
+    reduction = getattr(loss_fn, "reduction", "mean")
+    if isinstance(loss_fn, _Loss) and reduction != "mean":
+        raise ValueError(
+            f"loss_fn has reduction={reduction!r}; the guard needs the mean over the batch: reduction='mean'"
+        )
+    if likelihood not in (None, "categorical", "gaussian"):
+        raise ValueError(f"likelihood must be 'categorical', 'gaussian' or None; got {likelihood!r}")
+    if likelihood is None and isinstance(loss_fn, nn.CrossEntropyLoss):
+        likelihood = "categorical"
+    elif likelihood is None and isinstance(loss_fn, nn.MSELoss):
+        likelihood = "gaussian"
+    predict = predict or _first_of_batch
+    return Problem(model, _LossOfBatch(loss_fn, predict), predict, likelihood, split)
+
+
+def _first_of_batch(model: nn.Module, batch: Any) -> Tensor:
+    if not isinstance(batch, (tuple, list)):
+        raise TypeError(
+            f"the default predict is model(batch[0]), for batches (input, target); this batch is a {type(batch).__name__}. "
+            "Give predict=lambda model, batch: …"
+        )
+    output: Tensor = model(batch[0])
+    return output
+
+
+class _LossOfBatch:
+    """`loss(model, batch)` from a criterion or from a function of model and batch, told apart by the first call."""
+
+    def __init__(self, loss_fn: LossFn, predict: Predict) -> None:
+        self.loss_fn, self.predict = loss_fn, predict
+        plain = getattr(loss_fn, "__module__", None) == "torch.nn.functional"
+        self.is_criterion: bool | None = True if isinstance(loss_fn, _Loss) or plain else None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        if self.is_criterion is None:
+            return self._decide(model, batch)
+        return self._criterion(model, batch) if self.is_criterion else self._checked(self.loss_fn(model, batch))
+
+    def _criterion(self, model: nn.Module, batch: Any) -> Tensor:
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+            raise TypeError(
+                f"loss_fn is a criterion (output, target), which needs batches (input, target); this batch is a "
+                f"{type(batch).__name__}. Give loss_fn=lambda model, batch: …"
+            )
+        return self._checked(self.loss_fn(self.predict(model, batch), batch[1]))
+
+    def _decide(self, model: nn.Module, batch: Any) -> Tensor:
+        try:
+            loss = self._checked(self.loss_fn(model, batch))
+        except Exception as as_function:
+            try:
+                loss = self._criterion(model, batch)
+            except Exception as as_criterion:
+                raise TypeError(
+                    "loss_fn works neither as loss_fn(model, batch) "
+                    f"({type(as_function).__name__}: {as_function}) nor as a criterion loss_fn(output, target) "
+                    f"({type(as_criterion).__name__}: {as_criterion})"
+                ) from as_function
+            self.is_criterion = True
+            return loss
+        self.is_criterion = False
+        return loss
+
+    @staticmethod
+    def _checked(loss: Any) -> Tensor:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"loss_fn must return one number, the mean over the batch, as a tensor; got {got}")
+        return loss.reshape(())
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    sharded = any(type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule") for module in model.modules())
+    tensor_type = getattr(getattr(torch.distributed, "tensor", None), "DTensor", None)
+    if tensor_type is not None:
+        sharded = sharded or any(isinstance(parameter, tensor_type) for parameter in model.parameters())
+    if sharded:
+        raise TypeError(
+            "the model is sharded (FSDP): no process holds a whole weight, so it cannot be guarded. Use DDP"
+        )

@@ -1,0 +1,287 @@
+"""The pull inside the optimiser's step: every step that changes a guarded weight sees `.grad` + pull exactly once.
+
+Global hooks on `Optimizer.step` add it, whichever optimiser steps, so the user's loop stays as it is. Two things make
+"exactly once" true:
+
+- Wrappers and `super().step()` fire the hooks twice. Only the outermost `step()` counts: a step is nested when the
+  frame of the outer one is still on the stack, which stays right after a step that raised.
+- A gradient that already holds the pull (after `task.pull()`, or when a step was skipped) carries a mark, bound to the
+  gradient tensor. Accumulating onto it and clipping it keep the mark; a new, zeroed or already used gradient has none.
+
+And EWC must never silently become fine-tuning: a weight whose version moved without our hooks raises at the next
+backward, at the end of the block at the latest.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from afec.gaussian import Quadratic
+from afec.guard.marks import GuardedWeight, WeightMovedError
+
+__all__ = ["Puller", "TwoOptimizersError"]
+
+
+class TwoOptimizersError(RuntimeError):
+    """Two optimisers stepped one weight from the same gradient."""
+
+
+class Puller:
+    """Adds the pull of a merged quadratic to the gradients of guarded weights, inside every optimiser's step."""
+
+    def __init__(self, model: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
+        self.model = model
+        self.guarded = {id(weight): GuardedWeight(name, weight) for name, weight in weights.items()}
+        self.quadratic: Quadratic | None = None
+        self.steps = 0
+        self.latest: weakref.ref[Optimizer] | None = None  # the last optimiser that stepped a guarded weight
+        self._handles: list[Any] = []
+        self._suspended = False
+        self._excused = False  # weights were moved on purpose
+        # Of the outermost step that is running:
+        self._outer: FrameType | None = None
+        self._pulled: set[int] = set()
+        self._line_search = False
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def set(self, quadratic: Quadratic) -> None:
+        """Pull by this quadratic from now on. Weights that it does not know are watched, not pulled."""
+        self.quadratic = quadratic if quadratic.center else None
+        for entry in self.guarded.values():
+            entry.set(quadratic)
+
+    def attach(self) -> None:
+        """Install all hooks."""
+        self._expect()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        for entry in self.guarded.values():
+            hook = entry.weight.register_post_accumulate_grad_hook(self._watch(entry))  # type: ignore[no-untyped-call]
+            self._handles.append(hook)
+        for module in self.model.modules():
+            own = [p for p in module.parameters(recurse=False) if id(p) in self.guarded]
+            if own:
+                # Restoring weights (the best ones, a checkpoint) is no optimiser step that lost its pull.
+                hook = module.register_load_state_dict_post_hook(self._loaded(own))  # type: ignore[no-untyped-call]
+                self._handles.append(hook)
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._outer = [], None
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """No pull and no watch while the module is borrowed; what moved meanwhile was put back."""
+        before, self._suspended = self._suspended, True
+        try:
+            yield
+        finally:
+            self._suspended = before
+            self._expect()
+
+    # -- watching -------------------------------------------------------------------------------------------------
+
+    def excuse(self, weights: Iterable[nn.Parameter] | None = None) -> None:
+        """The weights (all of them by default) were moved on purpose."""
+        self._excused = True
+        self._expect(weights)
+
+    def verify(self) -> None:
+        """Raise if a weight moved without its pull."""
+        now = dict(self.model.named_parameters())
+        for entry in self.guarded.values():
+            if now.get(entry.name) is not entry.weight:
+                raise WeightMovedError(
+                    f"guarded weight {entry.name!r} was replaced by another tensor inside the block, so it was not "
+                    "pulled. Change the model between blocks, and load weights without assign=True"
+                )
+            entry.check_version()
+            # Writes through `.data` leave no version; but a block without a step of ours has moved nothing.
+            if self.steps == 0 and not self._excused and entry.sum != entry.checksum():
+                raise entry.moved()
+
+    def _expect(self, weights: Iterable[nn.Parameter] | None = None) -> None:
+        """Take the present versions as right."""
+        entries = self.guarded.values() if weights is None else [self.guarded[id(w)] for w in weights]
+        for entry in entries:
+            entry.version = entry.weight._version
+
+    def _watch(self, entry: GuardedWeight) -> Callable[[Tensor], None]:
+        def watch(weight: Tensor) -> None:
+            if not self._suspended:
+                entry.check_version()
+                entry.accumulated()
+
+        return watch
+
+    def _loaded(self, weights: list[nn.Parameter]) -> Callable[[nn.Module, Any], None]:
+        def excuse(module: nn.Module, incompatible_keys: Any) -> None:
+            self.excuse(weights)
+
+        return excuse
+
+    # -- pulling --------------------------------------------------------------------------------------------------
+
+    def pull(self) -> None:
+        """Add the pull to every gradient that does not hold it yet."""
+        self._add(self.guarded.values(), None)
+
+    def penalty(self) -> Tensor:
+        """The merged penalty at the present weights."""
+        if self.quadratic is None:
+            return torch.zeros(())
+        return self.quadratic.penalty({e.name: e.weight.detach() for e in self.guarded.values()})
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._suspended:
+            return None
+        frame = sys._getframe(1)
+        if not _on_stack(self._outer, frame):  # this is the outermost step
+            self._outer, self._pulled, self._line_search = frame, set(), False
+        if self.quadratic is None:
+            return None
+        self._line_search |= isinstance(optimizer, LBFGS)
+        positional = len(args) > 1 and callable(args[1])
+        closure = args[1] if positional else kwargs.get("closure")
+        if closure is None:
+            self._pull_step(optimizer)
+            return None
+        if getattr(closure, "pulls_for", None) is self:  # a wrapper hands our closure on
+            return None
+        wrapped = self._wrapped(closure, optimizer)
+        return ((args[0], wrapped, *args[2:]), kwargs) if positional else (args, {**kwargs, "closure": wrapped})
+
+    def _wrapped(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
+        """A closure computes new gradients, so the pull comes after it; a line search needs the penalty as well."""
+
+        def closure_and_pull() -> Any:
+            loss = closure()
+            entries = list(self._entries(optimizer))
+            self._add(entries, _scale(optimizer))
+            self._pulled.update(id(entry.weight) for entry in entries)
+            return loss + self.penalty() if self._line_search and loss is not None else loss
+
+        closure_and_pull.pulls_for = self  # type: ignore[attr-defined]
+        return closure_and_pull
+
+    def _pull_step(self, optimizer: Optimizer) -> None:
+        entries = []
+        for entry in self._entries(optimizer):
+            if id(entry.weight) not in self._pulled:
+                self._pulled.add(id(entry.weight))
+                self._refuse_second(entry, optimizer)
+                entries.append(entry)
+        self._add(entries, _scale(optimizer))
+
+    @staticmethod
+    def _refuse_second(entry: GuardedWeight, optimizer: Optimizer) -> None:
+        """Two optimisers would count the pull twice when they step from one gradient."""
+        other, grad = entry.by() if entry.by is not None else None, entry.weight.grad
+        if other is None or other is optimizer or grad is None:
+            return
+        if grad._version == entry.grad_version and entry.holds_pull(grad):
+            raise TwoOptimizersError(
+                f"weight {entry.name!r} is stepped by {type(other).__name__} and {type(optimizer).__name__} from the same "
+                "gradient, so its pull would count twice. Give each weight to one optimiser, or compute a new gradient "
+                "before the second step"
+            )
+
+    def _entries(self, optimizer: Optimizer) -> Iterator[GuardedWeight]:
+        guarded = self.guarded
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                entry = guarded.get(id(weight))
+                if entry is not None:
+                    yield entry
+
+    def _add(self, entries: Iterable[GuardedWeight], scale: Tensor | None) -> None:
+        """.grad += D·(θ−θ*) + c, for all weights in one fused operation each."""
+        added: list[tuple[GuardedWeight, Tensor]] = []
+        weights, grads, centers, curvatures = [], [], [], []
+        sloped, slopes = [], []
+        for entry in entries:
+            weight, grad = entry.weight, entry.weight.grad
+            if grad is None or entry.center is None or entry.holds_pull(grad):
+                continue
+            if grad.layout is not torch.strided:
+                raise TypeError(
+                    f"weight {entry.name!r} has a sparse gradient, which cannot hold the pull. "
+                    "Use sparse=False, or leave the weight out with params="
+                )
+            added.append((entry, grad))
+            center, curvature, slope = entry.follow()
+            if scale is not None or grad.dtype != center.dtype:
+                _add_one(weight, grad, center, curvature, slope, scale)
+                continue
+            weights.append(weight.data)
+            grads.append(grad)
+            centers.append(center)
+            curvatures.append(curvature)
+            if slope is not None:
+                sloped.append(grad)
+                slopes.append(slope)
+        if grads:
+            with torch.no_grad():
+                away = torch._foreach_sub(weights, centers)
+                torch._foreach_addcmul_(grads, curvatures, away)
+                if slopes:
+                    torch._foreach_add_(sloped, slopes)
+        for entry, grad in added:
+            entry.mark(grad)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._suspended:
+            return
+        stepped, touched = weakref.ref(optimizer), False
+        for entry in self._entries(optimizer):
+            touched = True
+            entry.version = entry.weight._version
+            if entry.grad is not None:
+                entry.by = stepped
+        if self._outer is sys._getframe(1):  # the outermost step is over
+            self._outer = None
+            if touched:
+                self.latest = stepped
+                self.steps += 1
+
+
+@torch.no_grad()
+def _add_one(
+    weight: Tensor, grad: Tensor, center: Tensor, curvature: Tensor, slope: Tensor | None, scale: Tensor | None
+) -> None:
+    """The slow way, for a gradient that is still scaled, or one of another type than the pull."""
+    pull = curvature * (weight - center)
+    if slope is not None:
+        pull += slope
+    if scale is not None:
+        pull *= scale.to(pull)
+    grad.add_(pull)
+
+
+def _scale(optimizer: Optimizer) -> Tensor | None:
+    """The factor on gradients that a fused optimiser takes off inside its step; GradScaler sets it."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return scale if isinstance(scale, Tensor) else None
+
+
+def _on_stack(outer: FrameType | None, frame: FrameType | None) -> bool:
+    while outer is not None and frame is not None:
+        if frame is outer:
+            return True
+        frame = frame.f_back
+    return False

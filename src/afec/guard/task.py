@@ -1,0 +1,245 @@
+"""One task under a guard: begin, the pull in every step, end or abort."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from afec.fisher import Likelihood, choose_kind, estimate
+from afec.gaussian import Gaussian, merge
+from afec.guard.borrow import borrowed, buffers_kept
+from afec.guard.distributed import processes_of
+from afec.guard.options import FisherOptions
+from afec.guard.passes import Passes
+from afec.guard.problem import LossFn, Predict, guarded_weights, read_problem, unwrapped
+from afec.guard.pull import Puller
+from afec.randomness import forked, seed_from
+
+if TYPE_CHECKING:
+    from afec.guard.base import Guard, State
+
+__all__ = ["GuardedTask"]
+
+_UNDER_GUARD: dict[int, str] = {}  # the weights that a live task holds, so that no two guards pull one weight
+
+
+class GuardedTask:
+    """The task that `guard.learning()` or `guard.begin()` opened."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        data: Any,
+        loss_fn: LossFn,
+        predict: Predict | None,
+        likelihood: Likelihood | None,
+        split: Callable[[Any], Iterable[Any]] | None,
+        batch_size: int,
+        progress: bool | None,
+    ) -> None:
+        self.guard, self.number = guard, guard.tasks_done  # counted from 0
+        self.processes = processes_of(model)
+        self.model = unwrapped(model)
+        self.weights = guarded_weights(self.model, guard.params)
+        self.device = next(iter(self.weights.values())).device
+        self.optimizers = _as_optimizers(optimizer)
+        self.passes = Passes(data, self.device, batch_size)
+        self.problem = read_problem(self.model, loss_fn, predict, likelihood, split)
+        self.progress = progress
+        self.terms = tuple(term for term in guard.terms if not term.is_off)
+        self.flights: dict[str, State] = {}
+        self.started = False  # the expansion is over
+        self._puller = Puller(self.model, self.weights)
+        self._reached = False
+        self._held: list[int] = []
+
+    # -- for the user ---------------------------------------------------------------------------------------------
+
+    def pull(self) -> None:
+        """Add the pull to the gradients now, so that clipping clips both; the step will not add it again.
+
+        Call it after `backward()` (and after `scaler.unscale_()`), as often as you like.
+        """
+        self._puller.pull()
+
+    def penalty(self) -> Tensor:
+        """The value of the penalty at the present weights: Σ λ·½·F·(θ−θ*)² over all terms."""
+        return self._puller.penalty()
+
+    def epoch(self) -> None:
+        """Once per epoch, at its start, under `AFEC(schedule="interleaved")`; harmless otherwise."""
+        self._check_alive()
+        self.flights = {t.name: t.begin_epoch(self, self.state_of(t), self.flights[t.name]) for t in self.terms}
+        self._merge()
+
+    def accept(self) -> None:
+        """The guarded weights were changed outside an optimiser's step on purpose (clipped, averaged, swapped)."""
+        self._puller.excuse()
+
+    def end(self) -> None:
+        """Consolidate: measure what mattered for this task and merge it into the guard's memory."""
+        self._check_alive()
+        try:
+            self._puller.verify()
+            self._puller.detach()
+            states = {t.name: t.end_task(self, self.state_of(t), self.flights[t.name]) for t in self.terms}
+        except BaseException:
+            self.abort()
+            raise
+        self._close()
+        self.guard._commit(states)
+
+    def abort(self) -> None:
+        """Drop the task: all hooks are gone and the guard is as on entry. The weights stay as they are now."""
+        self._close()
+
+    # -- for the methods ------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """How many optimiser steps have touched guarded weights so far."""
+        return self._puller.steps
+
+    def state_of(self, term: Any) -> State:
+        """The state of a term as the last task left it."""
+        return self.guard._states.get(term.name, {})
+
+    def seed(self, *purpose: object) -> int:
+        """A seed that depends on the guard's seed, the task and the purpose only."""
+        return seed_from(self.guard._seed, self.number, *purpose)
+
+    def values(self) -> dict[str, Tensor]:
+        """Copies of the guarded weights' present values."""
+        return {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    def remembered(self, gaussian: Gaussian) -> Gaussian:
+        """A Gaussian of earlier tasks, fitted to the present weights: grown heads, and only what is guarded now."""
+        return gaussian.grown_to(dict(self.model.named_parameters())).only(self.weights)
+
+    def batches(self, *purpose: object, batch_size: int | None = None, training: bool = False) -> Iterator[Any]:
+        """One pass over the data; iterate it inside `forked`."""
+        seed = self.seed("data", *purpose)
+        for batch in self.passes.one(seed, batch_size=batch_size, training=training, whole=training):
+            self._check_reaches(batch)
+            yield batch
+
+    def fisher(self, options: FisherOptions, *purpose: object, most_batches: int | None = None) -> dict[str, Tensor]:
+        """The diagonal Fisher of the guarded weights at their present values, over all processes."""
+        seed = self.seed("fisher", *purpose)
+        kind = options.kind
+        if kind == "auto":
+            with forked(seed, self.device):
+                kind = choose_kind(self.problem, next(iter(self.batches("kind"))))
+            if kind == "empirical":
+                self._warn_once(
+                    "the loss has no known likelihood, so the Fisher is the `empirical` one (true labels). For the true "
+                    'Fisher give likelihood="categorical" or "gaussian" to learning(); to choose, fisher="empirical"'
+                )
+        rebatched = kind == "batched" and self.passes.rebatches
+        size = options.batch_size if rebatched else None
+        batches = itertools.islice(self.batches("fisher", *purpose, batch_size=size), most_batches)
+        found = estimate(
+            self.problem, self.weights, batches, kind=kind, batch_size=size, train=options.dropout, seed=seed
+        )
+        return self.processes.total(found).mean()
+
+    def run(self, function: Callable[[], object], *purpose: object) -> None:
+        """Run the user's own training function without touching the random numbers outside."""
+        with forked(self.seed(*purpose), self.device), torch.enable_grad():
+            function()
+
+    @contextmanager
+    def borrowing(self) -> Iterator[None]:
+        """The module and its optimisers are ours inside; no pull; everything is put back after it."""
+        with self._puller.suspended(), borrowed(self.model, self.optimizers):
+            yield
+
+    def current_optimizers(self) -> list[Optimizer]:
+        """The optimisers in use: a single one may have been replaced inside the block."""
+        latest = self._puller.latest() if self._puller.latest is not None else None
+        return [latest] if latest is not None and len(self.optimizers) <= 1 else self.optimizers
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        taken = [name for name, weight in self.weights.items() if id(weight) in _UNDER_GUARD]
+        if taken:
+            other = _UNDER_GUARD[id(self.weights[taken[0]])]
+            raise RuntimeError(
+                f"weight {taken[0]!r} is in a block of {other} already: blocks do not nest. "
+                "To use two methods at once, add them: guard = one + other"
+            )
+        self._held = [id(weight) for weight in self.weights.values()]
+        _UNDER_GUARD.update(dict.fromkeys(self._held, repr(self.guard)))
+        if not self.passes.on_demand:
+            with forked(self.seed("first"), self.device):
+                next(iter(self.batches("first")))
+        if self.guard._flights is not None:  # saved in the middle of this task
+            self.flights = {t.name: self.guard._flights.get(t.name, {}) for t in self.terms}
+        else:
+            self.flights = {t.name: t.begin_task(self, self.state_of(t)) for t in self.terms}
+        self._merge()
+        self._puller.attach()
+        self.started = True
+
+    def _merge(self) -> None:
+        self._puller.set(
+            merge([q for t in self.terms for q in t.quadratics(self, self.state_of(t), self.flights[t.name])])
+        )
+
+    def _close(self) -> None:
+        self._puller.detach()
+        for key in self._held:
+            _UNDER_GUARD.pop(key, None)
+        self._held = []
+        if self.guard._task is self:
+            self.guard._task = None
+
+    def _check_alive(self) -> None:
+        if self.guard._task is not self:
+            raise RuntimeError("this task has ended already; open the next one with guard.learning() or guard.begin()")
+
+    def _check_reaches(self, batch: Any) -> None:
+        """Once per task: some guarded weight must get a gradient, and the loss must be a number."""
+        if self._reached:
+            return
+        with torch.enable_grad(), buffers_kept(self.model):
+            loss = self.problem.loss(self.model, batch)
+            if not bool(torch.isfinite(loss)):
+                raise FloatingPointError(
+                    f"the loss of the first batch is {loss.item()}; the guard needs a finite one. "
+                    "Check the inputs and the weights"
+                )
+            grads = (
+                torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True) if loss.requires_grad else ()
+            )
+        if all(grad is None for grad in grads):
+            raise ValueError(
+                f"no guarded weight gets a gradient from loss_fn on the first batch ({len(self.weights)} are guarded, "
+                f"{next(iter(self.weights))!r} first). Is this the model that the loss uses, and does params= name what trains?"
+            )
+        self._reached = True
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self.guard._warned:
+            self.guard._warned.add(message)
+            warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _as_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+    if optimizer is None:
+        return []
+    found = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    for one in found:
+        if not hasattr(one, "param_groups"):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, several, or None; got {type(one).__name__}")
+    return found

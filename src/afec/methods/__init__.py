@@ -1,0 +1,6 @@
+"""The methods, one short file each."""
+
+from afec.methods.afec import AFEC
+from afec.methods.ewc import EWC
+
+__all__ = ["AFEC", "EWC"]

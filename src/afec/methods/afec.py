@@ -1,0 +1,256 @@
+"""AFEC, active forgetting with synaptic expansion-convergence (the paper, Sec. 3.2 and App. B).
+
+    L(θ) = L_new(θ) + [what the other terms add] + λ_e/2 · Σ_i F_{e,i} (θ_i − θ*_{e,i})²
+
+Expansion: θ_e is learned from the new task alone, free of the past, and F_e is its Fisher information. Convergence: while θ is
+learned it is pulled to θ_e* as well, each weight by F_e. `forgetting` is λ_e, or `beta` the forgetting factor β of the weighted
+product p(θ|D_old)^(1−β)·p(θ)^β, with λ_e = β/(1−β). The ½ is not part of either. The paper's "AFEC" is `EWC(…) + AFEC(…)`.
+
+    guard = afec.EWC(strength=500) + afec.AFEC(forgetting=0.05, epochs=20)
+
+There is no expansion in the first task: there is nothing to forget.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, final
+
+from torch import Tensor
+
+from afec.fisher import Kind
+from afec.gaussian import Gaussian, forgetting_from_beta
+from afec.guard import (
+    FisherOptions,
+    GuardedTask,
+    OptimizerFactory,
+    Params,
+    State,
+    Term,
+    checked_weight,
+    learns_something,
+    load,
+    one_of,
+    optimizers_for_theta_e,
+    snapshot,
+    train_theta_e,
+)
+from afec.methods.presets import Preset, settings
+
+__all__ = ["AFEC"]
+
+
+@final
+class AFEC(Term):
+    """Pull each weight to where the new task alone would have it, by how much it matters to the new task.
+
+    Args:
+        forgetting: λ_e ≥ 0, or one for each task (the first is never used). Zero switches the method off.
+        beta: β in [0, 1) instead of `forgetting`, or one for each task.
+        epochs: how long θ_e is trained, in passes over the task's data.
+        expand: your own training function instead, `lambda: trainer.fit(model)`: it trains the model in place.
+        optimizer: θ_e's optimiser, `lambda params: Adam(params, 1e-3)`; default the task's own, built anew.
+        expand_from: where θ_e starts: `init` (the weights and buffers the guard first saw), `main` (the present ones), `carry`
+            (the θ_e of the task before).
+        schedule: `sequential` (θ_e to the end, F_e once, then θ: the paper's Algorithm 1) or `interleaved` (one epoch of θ_e
+            and a new F_e at each `task.epoch()`: the released code).
+        fisher, fisher_batch, fisher_dropout, preset, params: as in `EWC`.
+    """
+
+    name = "afec"
+    rank = 1
+    pull_name = "forgetting"
+
+    def __init__(
+        self,
+        forgetting: float | Sequence[float] | None = None,
+        *,
+        beta: float | Sequence[float] | None = None,
+        epochs: int | None = None,
+        expand: Callable[[], object] | None = None,
+        optimizer: OptimizerFactory | None = None,
+        expand_from: Literal["init", "main", "carry"] | None = None,
+        schedule: Literal["sequential", "interleaved"] | None = None,
+        fisher: Kind | Literal["auto"] | None = None,
+        fisher_batch: int | None = None,
+        fisher_dropout: bool | None = None,
+        preset: Preset = "default",
+        params: Params = None,
+    ) -> None:
+        super().__init__(params)
+        self.forgetting = _weights(forgetting, beta)
+        chosen = settings(
+            preset,
+            fisher=fisher,
+            fisher_batch=fisher_batch,
+            fisher_dropout=fisher_dropout,
+            expand_from=expand_from,
+            schedule=schedule,
+        )
+        self.fisher = FisherOptions(chosen["fisher"], chosen["fisher_batch"], chosen["fisher_dropout"])
+        self.expand_from, self.schedule = chosen["expand_from"], chosen["schedule"]
+        one_of("expand_from", self.expand_from, ("init", "main", "carry"))
+        one_of("schedule", self.schedule, ("sequential", "interleaved"))
+        self.epochs, self.expand, self.optimizer = epochs, expand, optimizer
+        _check_how(self.schedule, epochs, expand, self.is_off)
+
+    def described(self) -> str:
+        """`AFEC(forgetting=…, …)`."""
+        weight = self.forgetting if isinstance(self.forgetting, list) else f"{self.forgetting:g}"
+        how = (
+            f"epochs={self.epochs}" if self.epochs is not None else "expand=…" if self.expand else "one epoch at a time"
+        )
+        return f"AFEC(forgetting={weight}, {how}, expand_from={self.expand_from!r}, fisher={self.fisher.kind!r})"
+
+    @property
+    def is_off(self) -> bool:
+        """λ_e = 0 in every task."""
+        return not any(self.forgetting) if isinstance(self.forgetting, list) else self.forgetting == 0
+
+    def weight_in(self, task: int) -> float:
+        """λ_e in the task with this number (from 0); zero in the first one, where nothing is old."""
+        if task == 0:
+            return 0.0
+        if not isinstance(self.forgetting, list):
+            return self.forgetting
+        if task >= len(self.forgetting):
+            raise ValueError(
+                f"AFEC has forgetting factors for {len(self.forgetting)} tasks and this is task {task + 1}; "
+                "give one for each task, or a single number"
+            )
+        return self.forgetting[task]
+
+    # -- the functions of a term ----------------------------------------------------------------------------------
+
+    def begin_task(self, task: GuardedTask, state: State) -> State:
+        """Expansion, unless it comes epoch by epoch."""
+        kept = self._kept_at_entry(task, state)
+        if self.weight_in(task.number) == 0:
+            return {"kept": kept}
+        if self.schedule == "interleaved":
+            return {
+                "kept": kept,
+                "theta_e": self._start(task, kept),
+                "epochs": 0,
+                "optimizers": None,
+                "lrs": None,
+            }
+        with task.borrowing():
+            load(task.model, self._start(task, kept))
+            with learns_something(task):
+                self._learn(task)
+            return {"kept": self._kept_after(task, kept), **self._posterior(task, "sequential")}
+
+    def begin_epoch(self, task: GuardedTask, state: State, flight: State) -> State:
+        """One epoch of θ_e and a new F_e, under the interleaved schedule."""
+        if "theta_e" not in flight:
+            return flight
+        with task.borrowing():
+            load(task.model, flight["theta_e"])
+            new = {"epochs": flight["epochs"] + 1, **self._learn_one_epoch(task, flight)}
+            posterior = self._posterior(task, "interleaved", flight["epochs"])
+            kept = self._kept_after(task, flight["kept"])
+            return {"kept": kept, "theta_e": snapshot(task.model), **new, **posterior}
+
+    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+        """The posterior of the new task alone, times λ_e."""
+        if "mean" not in flight:
+            return []
+        return [(self.weight_in(task.number), Gaussian(flight["mean"], flight["precision"]))]
+
+    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
+        """A θ_e of a few seconds, from where it would start."""
+        if self.expand is not None or not (self.optimizer or task.optimizers):
+            return None
+        load(task.model, self._start(task, self._kept_at_entry(task, state)))
+        optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=True)
+        train_theta_e(task, optimizers, range(self.epochs or 1), until=time.monotonic() + seconds)
+        fisher = task.fisher(self.fisher, "rehearse", most_batches=4)
+        return [(self.weight_in(task.number), Gaussian(task.values(), fisher))]
+
+    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+        """θ_e and F_e are not kept; only what the next expansion starts from."""
+        if "theta_e" in flight and flight["epochs"] == 0 and task.steps > 0:
+            raise RuntimeError(
+                'AFEC(schedule="interleaved") learns θ_e in task.epoch(), which was never called: call it at the start of '
+                'every epoch (`with guard.learning(…) as task: … task.epoch()`), or use schedule="sequential"'
+            )
+        return {"kept": flight["kept"]}
+
+    # -- where θ_e starts, and how it is learned ------------------------------------------------------------------
+
+    def _kept_at_entry(self, task: GuardedTask, state: State) -> dict[str, Tensor]:
+        """What is stored beyond EWC: nothing under `main`, else one set of weights and buffers."""
+        if self.expand_from == "main":
+            return {}
+        kept = dict(state.get("kept", {}))
+        for name, now in snapshot(task.model).items():
+            if name not in kept:
+                kept[name] = now
+            elif now.dim() and now.shape[1:] == kept[name].shape[1:] and len(now) > len(kept[name]):
+                now[: len(kept[name])] = kept[name].to(now)  # rows born later start from their value at this entry
+                kept[name] = now
+        return kept
+
+    def _start(self, task: GuardedTask, kept: dict[str, Tensor]) -> dict[str, Tensor]:
+        return snapshot(task.model) if self.expand_from == "main" else kept
+
+    def _kept_after(self, task: GuardedTask, kept: dict[str, Tensor]) -> dict[str, Tensor]:
+        return snapshot(task.model) if self.expand_from == "carry" else kept
+
+    def _learn(self, task: GuardedTask) -> None:
+        if self.expand is not None:
+            task.run(self.expand, "expand")
+            return
+        assert self.epochs is not None
+        optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=True)
+        epochs = range(self.epochs)
+        task.processes.once(task.model, lambda: train_theta_e(task, optimizers, epochs))
+
+    def _learn_one_epoch(self, task: GuardedTask, flight: State) -> dict[str, Any]:
+        """The learning rate follows the main optimiser's, and a new rate starts a new optimiser, as in the released code."""
+        epoch = flight["epochs"]
+        if self.expand is not None:
+            task.run(self.expand, "expand", epoch)
+            return {"optimizers": None, "lrs": None}
+        optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=False)
+        lrs = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+        if flight["optimizers"] is not None and lrs == flight["lrs"]:
+            for optimizer, saved in zip(optimizers, flight["optimizers"], strict=True):
+                optimizer.load_state_dict(copy.deepcopy(saved))
+        task.processes.once(task.model, lambda: train_theta_e(task, optimizers, range(epoch, epoch + 1)))
+        return {"optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers], "lrs": lrs}
+
+    def _posterior(self, task: GuardedTask, *purpose: object) -> dict[str, dict[str, Tensor]]:
+        return {"mean": task.values(), "precision": task.fisher(self.fisher, "afec", *purpose)}
+
+
+def _weights(forgetting: float | Sequence[float] | None, beta: float | Sequence[float] | None) -> float | list[float]:
+    if (forgetting is None) == (beta is None):
+        raise ValueError(
+            f"AFEC needs either forgetting (λ_e) or beta (β); got forgetting={forgetting!r}, beta={beta!r}"
+        )
+    if beta is not None:
+        if isinstance(beta, Sequence):
+            return [forgetting_from_beta(checked_weight("AFEC: beta (β)", one)) for one in beta]
+        return forgetting_from_beta(checked_weight("AFEC: beta (β)", beta))
+    if isinstance(forgetting, Sequence):
+        return [checked_weight("AFEC: forgetting (λ_e)", one) for one in forgetting]
+    return checked_weight("AFEC: forgetting (λ_e)", forgetting)
+
+
+def _check_how(schedule: str, epochs: int | None, expand: object, is_off: bool) -> None:
+    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+        raise ValueError(f"AFEC: epochs must be an integer ≥ 1; got {epochs!r}")
+    if expand is not None and not callable(expand):
+        raise TypeError(f"AFEC: expand must be a function without arguments that trains the model; got {expand!r}")
+    if epochs is not None and expand is not None:
+        raise ValueError("AFEC: give either epochs= or expand=, not both: expand= trains θ_e itself")
+    if schedule == "interleaved" and epochs is not None:
+        raise ValueError('AFEC: schedule="interleaved" trains θ_e one epoch at each task.epoch(); leave epochs= out')
+    if schedule == "sequential" and epochs is None and expand is None and not is_off:
+        raise ValueError(
+            "AFEC needs to know how long to train θ_e: epochs=20, or expand=a function that trains the model"
+        )

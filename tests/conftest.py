@@ -1,0 +1,22 @@
+"""What every test has: one thread, a fixed seed, and hypothesis without a clock."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+# Timings are noise on a shared machine, so no deadline; the same examples every time, so no flaky run.
+settings.register_profile("afec", deadline=None, max_examples=40, derandomize=True)
+settings.load_profile("afec")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
