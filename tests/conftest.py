@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 torch.set_num_threads(1)
 # Timings are noise on a shared machine, so no deadline; the same examples every time, so no flaky run.
@@ -20,3 +22,12 @@ def _seeded() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_global_hook_survives() -> Iterator[None]:
+    yield
+    left = [*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()]
+    _global_optimizer_pre_hooks.clear()  # so that one leak is one failure
+    _global_optimizer_post_hooks.clear()
+    assert not left

@@ -1,7 +1,7 @@
 """Continual learning with active forgetting, for PyTorch."""
 
 from afec.gaussian import Gaussian
-from afec.guard import Guard, GuardedTask, TwoOptimizersError, WeightMovedError
+from afec.guard import GradientUsedTwiceError, Guard, GuardedTask, WeightMovedError
 from afec.methods import AFEC, EWC
 
-__all__ = ["AFEC", "EWC", "Gaussian", "Guard", "GuardedTask", "TwoOptimizersError", "WeightMovedError"]
+__all__ = ["AFEC", "EWC", "Gaussian", "GradientUsedTwiceError", "Guard", "GuardedTask", "WeightMovedError"]

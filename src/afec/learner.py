@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from afec.randomness import forked
 from afec.streams.task import Split
 
-__all__ = ["Epoch", "Plateau", "Schedule", "Training", "predict", "train_to_end"]
+__all__ = ["Epoch", "LossFn", "OnEpoch", "Plateau", "Schedule", "Training", "predict", "train_to_end"]
 
 LossFn = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
@@ -55,6 +55,9 @@ class Epoch:
 
     lr: float
     validation_loss: float
+
+
+OnEpoch = Callable[[Epoch], None]
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def train_to_end(
     seed: int,
     *,
     extra_loss: Callable[[], float] | None = None,
-    on_epoch: Callable[[Epoch], None] | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Training:
     """Train `model` in place until more epochs no longer lower the validation loss; its best weights stay.
 

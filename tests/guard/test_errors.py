@@ -364,12 +364,27 @@ def test_two_optimizers_on_one_gradient(setting):
     second = torch.optim.SGD(setting.model.parameters(), 0.1)
     inputs, targets = setting.tasks[1]
     with (
-        pytest.raises(afec.TwoOptimizersError, match="'0.weight' is stepped by Adam and SGD from the same gradient"),
+        pytest.raises(
+            afec.GradientUsedTwiceError, match="'0.weight' is stepped by Adam and SGD from the same gradient"
+        ),
         guard.learning(setting.model, [setting.optimizer, second], setting.tasks[1], setting.loss),
     ):
         setting.loss(setting.model(inputs), targets).backward()
         setting.optimizer.step()
         second.step()
+
+
+def test_two_steps_from_one_gradient(setting):
+    guard = EWC(1.0)
+    enter(guard, setting)
+    inputs, targets = setting.tasks[1]
+    with (
+        pytest.raises(afec.GradientUsedTwiceError, match="'0.weight' is stepped twice by Adam from the same gradient"),
+        guard.learning(setting.model, setting.optimizer, setting.tasks[1], setting.loss),
+    ):
+        setting.loss(setting.model(inputs), targets).backward()
+        setting.optimizer.step()
+        setting.optimizer.step()
 
 
 def test_sparse_gradients():

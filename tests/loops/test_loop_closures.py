@@ -18,7 +18,7 @@ def closure_loop(how, epochs=3, seen=None):
 
             returned = run.optimizer.step(closure) if how == "positional" else run.optimizer.step(closure=closure)
             if seen is not None and run.task is not None:
-                seen.append(float(returned))
+                seen.append(returned.item())
 
     return loop
 

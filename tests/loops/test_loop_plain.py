@@ -57,18 +57,6 @@ def test_gradients_that_are_never_zeroed_keep_the_old_pulls_as_well(kind):
     same_as_penalty(loop, lambda model: optim.SGD(model.parameters(), 0.01), kind)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_step_called_twice_uses_the_same_pull_twice(kind, fused):
-    def loop(run):
-        for batch in run.batches:
-            run.optimizer.zero_grad()
-            run.loss(run.model, batch).backward()
-            run.optimizer.step()
-            run.optimizer.step()
-
-    same_as_penalty(loop, lambda model: optim.Adam(model.parameters(), 0.01, fused=fused), kind)
-
-
 def test_step_inside_no_grad_and_inside_a_function(kind):
     def loop(run):
         for batch in run.batches:

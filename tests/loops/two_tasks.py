@@ -126,6 +126,18 @@ def plain_loop(run, epochs=3):
             run.optimizer.step()
 
 
+def exact_fisher(model, x):
+    """Σ_c p(c|x)(∂ log p(c|x)/∂θ)², the mean over the samples, by plain autograd."""
+    weights = dict(model.named_parameters())
+    total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for sample in x:
+        for log in model(sample[None]).log_softmax(1)[0]:
+            grads = torch.autograd.grad(log, list(weights.values()), retain_graph=True)
+            for name, grad in zip(weights, grads, strict=True):
+                total[name] += log.exp().detach() * grad**2 / len(x)
+    return total
+
+
 def learned_one_task(kind, model=None, dtype=torch.float64, **afec_options):
     """A model and the guard that has seen it learn the first task."""
     model = net(dtype) if model is None else model

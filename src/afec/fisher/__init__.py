@@ -1,7 +1,7 @@
 """Diagonal Fisher information of any module: squared gradients, per sample or per batch.
 
-Four kinds (`Kind`), one function (`estimate`). It works in chunks, touches nothing of the model, and takes
-for each weight the fastest of three routes that gives what one backward pass per sample gives (see `plan`).
+Four kinds (`Kind`), one function (`estimate`). It works in chunks, touches nothing of the model, and takes for
+each weight the fastest of three routes that gives what one backward pass per sample gives (see `plan`).
 """
 
 from afec.fisher.estimate import EXACT_UP_TO, choose_kind, estimate

@@ -1,9 +1,8 @@
 """Batches as nests of tensors: how many samples there are, and how to take some of them.
 
-A batch is any nest of tuples, named tuples, lists and mappings (also `UserDict`, which Hugging Face's
-`BatchEncoding` is). Its size is the first dimension of its first tensor; every tensor with that first
-dimension holds one row per sample, and everything else (task ids, strings, scalars, masks of another length)
-belongs to the batch as a whole.
+A batch is any nest of tuples, named tuples, lists and mappings (`UserDict` too, hence Hugging Face's
+`BatchEncoding`). Its size is the first dimension of its first tensor. Every tensor with that first dimension
+holds one row per sample; everything else (task ids, strings, scalars, tables) belongs to the batch as a whole.
 """
 
 from __future__ import annotations
@@ -32,12 +31,11 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The same nest with `function` applied to each tensor, in the order of `tensors`; nothing is changed in place."""
+    """A nest of the same make with `function` applied to each tensor, in the order of `tensors`."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        # A mutable mapping keeps its type and whatever else it carries; what cannot be written to becomes a
-        # dict.
+        # A mutable mapping keeps its type and all else it carries; one that cannot be written becomes a dict.
         new: Any = copy.copy(batch) if isinstance(batch, MutableMapping) else {}
         for key, value in batch.items():
             new[key] = map_tensors(function, value)
@@ -55,7 +53,8 @@ def size_of(batch: Any) -> int:
             return tensor.shape[0]
     raise ValueError(
         f"cannot tell how many samples a batch holds: no tensor with a first dimension in it (its type is "
-        f"{type(batch).__name__}). Give batches with tensors, or split= (batch -> its samples as batches of one)."
+        f"{type(batch).__name__}). Give batches with tensors, or split= (batch -> its samples as batches of "
+        f'one), or fisher="batched" with batch_size=None.'
     )
 
 
@@ -71,7 +70,7 @@ class Samples:
     """The batch they are from."""
 
     of: int | None
-    """The size of that batch; None where it is one sample that cannot be taken apart (it came from `split=`)."""
+    """The size of that batch; None where it is one sample as it stands, from `split=`."""
 
     rows: tuple[Tensor, ...]
     """The tensors with one row per sample, in the order of the batch, cut down to these samples."""
@@ -82,8 +81,9 @@ class Samples:
     @staticmethod
     def all_of(batch: Any) -> Samples:
         """All samples of a batch."""
-        size = size_of(batch) return Samples(batch, size, tuple(tensor for tensor in tensors(batch) if
-        _has_rows(tensor, size)), size)
+        size = size_of(batch)
+        rows = tuple(tensor for tensor in tensors(batch) if _has_rows(tensor, size))
+        return Samples(batch, size, rows, size)
 
     @staticmethod
     def single(batch: Any) -> Samples:
@@ -93,8 +93,6 @@ class Samples:
     @cached_property
     def batch(self) -> Any:
         """These samples, as a batch of the same make as the whole one."""
-        if self.of is None or self.size == self.of:
-            return self.whole
         return self.rebuilt(self.rows)
 
     def rebuilt(self, rows: tuple[Tensor, ...]) -> Any:
@@ -113,10 +111,9 @@ class Samples:
         return replace(self, rows=rows, noise=noise, size=min(stop, self.size) - start)
 
     def pick(self, indices: Tensor) -> Samples:
-        """The samples at `indices`."""
+        """The samples at `indices`, without noise."""
         rows = tuple(row[indices.to(row.device)] for row in self.rows)
-        noise = None if self.noise is None else self.noise[indices.to(self.noise.device)]
-        return replace(self, rows=rows, noise=noise, size=len(indices))
+        return replace(self, rows=rows, noise=None, size=len(indices))
 
     def chunks(self, chunk: int) -> Iterator[Samples]:
         """The samples, at most `chunk` at a time."""

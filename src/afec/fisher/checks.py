@@ -25,61 +25,70 @@ def check_request(
 ) -> None:
     """Raise where the arguments of `estimate` do not fit together."""
     if kind not in KINDS:
-        raise ValueError(f"unknown Fisher kind {kind!r}. Expected one of {', '.join(map(repr, KINDS))}.")
+        raise ValueError(f"unknown Fisher kind {kind!r}. Expected one of {_list(KINDS)}.")
     if train and kind != "batched":
         raise ValueError(
-            f'train=True needs kind="batched". Got kind={kind!r}: in train mode (dropout, batch statistics) a sample '
-            f"has no gradient of its own."
+            f'train=True needs kind="batched". Got kind={kind!r}: in train mode (dropout, batch statistics) '
+            f"a sample has no gradient of its own."
         )
     if kind in ("exact", "sample"):
         missing = [name for name in ("predict", "likelihood") if getattr(problem, name) is None]
         if missing:
             raise ValueError(
-                f'the {kind!r} Fisher needs the problem\'s {" and ".join(missing)}: give likelihood="categorical" '
-                f'(logits) or "gaussian" (unit variance) and predict(model, batch) -> output. '
-                f'Without a likelihood use "empirical" or "batched".'
+                f"the {kind!r} Fisher needs the problem's {' and '.join(missing)}. Give "
+                f'likelihood="categorical" (logits) or likelihood="gaussian" (unit variance), and '
+                f'predict(model, batch) -> output; or use fisher="empirical" or "batched", which need neither.'
             )
         if problem.likelihood not in ("categorical", "gaussian"):
             raise ValueError(f'likelihood must be "categorical" or "gaussian". Got {problem.likelihood!r}.')
-    for name, number in (("chunk", chunk), ("batch_size", batch_size)):
+    for argument, number in (("chunk", chunk), ("batch_size", batch_size)):
         if number is not None and number < 1:
-            raise ValueError(f"{name} must be at least 1. Got {number}.")
+            raise ValueError(f"{argument} must be at least 1. Got {number}.")
     own = {id(parameter) for parameter in problem.model.parameters()}
     strangers = [name for name, weight in weights.items() if id(weight) not in own]
     if strangers:
         raise ValueError(
-            f"not in the model: {', '.join(map(repr, strangers))}. Weights must be parameters of problem.model itself "
-            f"(the unwrapped one), as given by its named_parameters(); after a parameter is replaced, ask for it again."
+            f"not in the model: {_list(strangers)}. Weights must be parameters of problem.model itself, the "
+            f"unwrapped one; a parameter that was replaced meanwhile must be asked for again."
         )
+    if len({id(weight) for weight in weights.values()}) < len(weights):
+        raise ValueError("one parameter was given under two names: a pull on it would count twice.")
 
 
 def check_mean(problem: Problem, samples: Samples) -> Tensor:
-    """The loss of each sample alone; raise where the loss of all is not their mean."""
+    """The loss of each sample alone; raise where the loss of all of them is not the mean."""
     together = scalar_loss(problem, samples.batch).detach()
     alone = torch.stack([scalar_loss(problem, sample.batch).detach() for sample in samples.chunks(1)])
     mean = alone.mean()
-    # A mean of losses that are all but zero differs by rounding alone; halves round a lot sooner.
+    # Losses that are all but zero differ by rounding alone, and halves round a lot sooner.
     noise = 16 * torch.finfo(together.dtype).eps
     if not torch.allclose(together, mean, rtol=max(1e-3, noise), atol=noise, equal_nan=True):
         raise ValueError(
-            f"this loss is not the mean of its samples' losses: on {samples.size} samples it is {together:.6g}, and the "
-            f"mean of the {samples.size} single losses is {mean:.6g} (as with PPO, token means, class weights, sums, or "
-            f'layers that mix samples). Use fisher="batched", or give split= (batch -> its samples as batches of one), '
-            f'or reduction="mean" if the loss is a sum.'
+            f"this loss is not the mean of its samples' losses: on {samples.size} samples together it is "
+            f"{together:.6g}, and the mean of their single losses is {mean:.6g} (so it is with PPO, token means, "
+            f'class weights, sums, and layers that mix samples). Use fisher="batched", or give split= '
+            f'(batch -> its samples as batches of one), or reduction="mean" where the loss is a sum.'
         )
     return alone
 
 
 def check_finite(squares: Mapping[str, Tensor], weights: Mapping[str, nn.Parameter], total: Tensor) -> None:
-    """Raise where a result is NaN or infinite, and say where that came from; `total` is the sum of all losses seen."""
+    """Raise where a result is NaN or infinite, and say where that comes from.
+
+    `total` is the sum of all losses seen: not finite once one of them was not.
+    """
     bad = [name for name, square in squares.items() if not square.isfinite().all()]
     if not bad:
         return
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
-        why = f"Already not finite: the weights {', '.join(map(repr, broken))}; training diverged before this pass."
+        why = f"Already NaN or infinite are the weights {_list(broken)}: training diverged before this pass."
     elif not total.isfinite():
-        why = "The weights are finite, but the loss is NaN or infinite: look at the data and at the loss itself."
+        why = "The weights are finite, but the loss is NaN or infinite: look at the data and the loss function."
     else:
-        why = "Weights and loss are finite, so a gradient overflows: look for a square root or a logarithm at zero."
-    raise FloatingPointError(f"the Fisher is NaN or infinite at {', '.join(map(repr, bad))}. {why}")
+        why = "Weights and loss are finite, so a gradient overflows: look for a root or a logarithm at zero."
+    raise FloatingPointError(f"the Fisher is NaN or infinite at {_list(bad)}. {why}")
+
+
+def _list(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names))

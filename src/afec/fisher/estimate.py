@@ -20,7 +20,7 @@ from afec.fisher.untouched import untouched
 __all__ = ["EXACT_UP_TO", "choose_kind", "estimate"]
 
 EXACT_UP_TO = 10
-"""Outputs per sample up to which `choose_kind` says `exact`, whose cost is one backward pass per output."""
+"""Outputs per sample up to which `choose_kind` says `exact`, at the cost of a backward pass for each of them."""
 
 
 def estimate(
@@ -38,33 +38,39 @@ def estimate(
 
     Args:
         problem: the model and its loss; `exact` and `sample` also need its `predict` and `likelihood`.
-        weights: parameters of the model, all or some, under any names. batches: batches on the model's
-        device. Per-sample kinds take them apart; `batched` takes them as they come. kind: see `Kind`.
-        batch_size: of `batched` only: B in F = (B/N)·Σ_b g_b², where a smaller last batch weighs as the
-        others. None: the plain mean over batches. train: run in train mode, dropout on (preset `official`).
-        Of `batched` only. seed: of the draws of `sample`, and of whatever else draws during the pass. chunk:
-        how many samples go through the network at once. It changes speed and memory, not the result.
+        weights: parameters of the model, all or some, under any names.
+        batches: on the model's device. Per-sample kinds take them apart, `batched` takes them as they come.
+        kind: see `Kind`.
+        batch_size: of `batched` only: B in F = (B/N) Σ_b g_b², where a smaller last batch weighs as much as
+            the others. None: the plain mean over batches.
+        train: run in train mode, dropout on (preset `official`). Of `batched` only.
+        seed: of the draws of `sample`, and of whatever else is drawn during the pass.
+        chunk: how many samples go through the network at once: speed and memory, not the result.
 
     Returns:
         The sum, the count, and the route that served each weight.
 
-    Nothing else changes: no buffer, no `.grad`, no mode, no RNG state, no hook is left.
+    Nothing else changes: no buffer, `.grad`, mode or RNG state, and no hook is left.
     """
     check_request(problem, weights, kind=kind, batch_size=batch_size, train=train, chunk=chunk)
-    squares = {name: zeros(weight) for name, weight in weights.items()}
     with untouched(problem.model, weights.values(), train=train, seed=seed) as generator:
-        incoming = iter(batches)
-        try:
-            first = next(incoming)
-        except StopIteration:
-            raise ValueError(
-                "no batch: the data is empty, or a one-shot iterator that was already used up. "
-                "A Fisher needs at least one batch."
-            ) from None
-        everything = chain([first], incoming)
+        squares = {name: zeros(weight) for name, weight in weights.items()}
         if kind == "batched":
-            return _batched(problem, weights, everything, batch_size, squares)
-        return _per_sample(Objective(problem, kind), weights, everything, generator, chunk, squares)
+            return _batched(problem, weights, _some(batches), batch_size, squares)
+        return _per_sample(Objective(problem, kind), weights, _some(batches), generator, chunk, squares)
+
+
+def _some(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches, of which there must be one."""
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch
+    if empty:
+        raise ValueError(
+            "no batch: the data is empty, or a one-shot iterator that is used up already. "
+            "A Fisher needs at least one batch."
+        )
 
 
 def _batched(
@@ -74,17 +80,17 @@ def _batched(
     batch_size: int | None,
     squares: dict[str, Tensor],
 ) -> FisherSum:
-    count, total = 0.0, torch.zeros(())
+    count, total = 0, torch.zeros(())
     for batch in batches:
         if batch_size is None:
             count += 1
         else:
-            count += (sum(1 for _ in problem.split(batch)) if problem.split else size_of(batch)) / batch_size
+            count += size_of(batch) if problem.split is None else sum(1 for _ in problem.split(batch))
         loss = scalar_loss(problem, batch)
         total = total.to(loss.device) + loss.detach()
         loop.add_squares(loss.reshape(1), weights, squares)
     check_finite(squares, weights, total)
-    return FisherSum(squares, count, dict.fromkeys(weights, "batch"))
+    return FisherSum(squares, count / (batch_size or 1), dict.fromkeys(weights, "batch"))
 
 
 def _per_sample(
@@ -122,13 +128,12 @@ def _taken_apart(problem: Problem, batch: Any) -> Iterator[Samples]:
 def choose_kind(problem: Problem, batch: Any) -> Kind:
     """The default kind: a true Fisher where the likelihood is known, `exact` up to ten outputs per sample.
 
-    `batch` is any one batch; it tells the size of the output.
+    `batch` is any one batch of the data; it tells the size of the output.
     """
     if problem.predict is None or problem.likelihood is None:
         return "empirical"
-    with untouched(problem.model, (), train=False, seed=0), torch.no_grad():
+    with untouched(problem.model, (), train=False, seed=0):
         samples = next(_taken_apart(problem, batch)).take(0, 1)
-        output = Objective(problem, "sample").output(samples.batch, samples.size)
-    if problem.likelihood == "categorical" and output.dim() > 2:
-        return "sample"
-    return "exact" if output.numel() <= EXACT_UP_TO else "sample"
+        shape = Objective(problem, "sample").output(samples.batch, samples.size).shape
+    per_position = problem.likelihood == "categorical" and len(shape) > 2
+    return "sample" if per_position or shape[1:].numel() > EXACT_UP_TO else "exact"

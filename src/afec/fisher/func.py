@@ -1,4 +1,4 @@
-"""Route two: `torch.func`, one gradient per sample by vmap. Any module goes that vmap can follow."""
+"""Route two: `torch.func`, a gradient per sample by vmap. Any module goes that vmap can follow."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ BLOCK = 2**24
 
 
 class _Bound(nn.Module):
-    """The objective as a module around the model, so that `functional_call` swaps weights inside the model
-    itself.
+    """The objective as a module around the model, so that `functional_call` swaps weights in the model itself.
 
     Then a loss function that closes over the model sees the swapped weights too.
     """
@@ -38,34 +37,36 @@ class _Bound(nn.Module):
 def squares(
     objective: Objective, weights: Mapping[str, nn.Parameter], samples: Samples
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The sum over samples of the squared gradients, and the objectives' sum; raises whatever vmap raises."""
+    """The sum over samples of squared gradients, and the objectives' sum; raises whatever vmap raises."""
     bound = _Bound(objective)
     own_names = {id(parameter): name for name, parameter in bound.named_parameters()}
     aliases = {name: own_names[id(weight)] for name, weight in weights.items()}
     parameters = {aliases[name]: weight.detach() for name, weight in weights.items()}
+    # Swapped too, for themselves: what a model assigns to a buffer in the meantime is gone with the transform.
+    buffers = dict(bound.named_buffers())
 
     def of_one(rows: tuple[Tensor, ...], noise: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
-        batch = samples.rebuilt(tuple(row.unsqueeze(0) for row in rows)) one_noise = None if noise is None
-        else noise.unsqueeze(0) values, pullback, *_ = vjp(lambda swapped: functional_call(bound, swapped,
-        (batch, one_noise)), parameters) basis = torch.eye(len(values), dtype=values.dtype,
-        device=values.device) # One objective after the other: J sets of per-sample gradients at once would
-        be too many. total = {name: _widened(grad).square() for name, grad in pullback(basis[0])[0].items()}
-        for direction in basis[1:]: total = {name: total[name] + _widened(grad).square() for name, grad in
-        pullback(direction)[0].items()} return total, values.sum()
+        batch = samples.rebuilt(tuple(row.unsqueeze(0) for row in rows))
+        arguments = (batch, None if noise is None else noise.unsqueeze(0))
+        values, pullback, *_ = vjp(lambda new: functional_call(bound, {**buffers, **new}, arguments), parameters)
+        # One objective after the other: J sets of per-sample gradients at once would be too many.
+        total: dict[str, Tensor] = {}
+        for direction in torch.eye(len(values), dtype=values.dtype, device=values.device):
+            for name, grad in pullback(direction)[0].items():
+                square = grad.to(torch.promote_types(grad.dtype, torch.float32)).square()
+                total[name] = total[name] + square if name in total else square
+        return total, values.sum()
 
-    step = max(1, BLOCK // max(1, sum(weight.numel() for weight in weights.values())))
     result: dict[str, Tensor] = {}
     value = torch.zeros(())
+    step = max(1, BLOCK // max(1, sum(weight.numel() for weight in weights.values())))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that an operation without a batching rule is slow
         for block in samples.chunks(step):
-            per_sample, values = vmap(of_one)(block.rows, block.noise)
-            value = value.to(values.device) + values.sum()
+            in_dims = (0, None if block.noise is None else 0)
+            per_sample, values = vmap(of_one, in_dims)(block.rows, block.noise)
+            value = value.to(values.device) + values.detach().sum()
             for name, alias in aliases.items():
                 summed = per_sample[alias].detach().sum(0)
-                result[name] = summed if name not in result else result[name].add_(summed)
-    return result, value.detach()
-
-
-def _widened(grad: Tensor) -> Tensor:
-    return grad.to(torch.promote_types(grad.dtype, torch.float32))
+                result[name] = result[name].add_(summed) if name in result else summed
+    return result, value

@@ -1,4 +1,4 @@
-"""Route three, and the definition the others are held against: one sample at a time."""
+"""Route three, and the definition that the others are held against: one backward pass per sample."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def add_squares(scalars: Tensor, weights: Mapping[str, nn.Parameter], into: Mapp
         for name, grad in zip(weights, grads, strict=True):
             if grad is not None:
                 grad = grad.to_dense() if grad.is_sparse else grad
-                # Cast before squaring: a half's square underflows.
-                grad = grad.to(into[name].dtype)
+                grad = grad.to(into[name].dtype)  # before squaring: a half's square underflows
                 into[name].addcmul_(grad, grad)
 
 

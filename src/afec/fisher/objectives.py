@@ -1,8 +1,8 @@
 """The scalars whose squared per-sample gradients add up to a Fisher.
 
-Each kind is J objectives, and each objective is a sum over the samples of a scalar of that sample alone. So
-its gradient at a layer's output holds each sample's own gradient in that sample's rows, one backward pass
-serves the whole batch, and F = (1/N) Σ_i Σ_j (∂ objective_j(i) / ∂θ)².
+Each kind is J objectives, and each objective is a sum over the samples of a scalar of that sample alone. So its
+gradient at a layer's output holds each sample's own gradient in that sample's row, one backward pass serves the
+whole batch, and F = (1/N) Σ_i Σ_j (∂ objective_j(i) / ∂θ)².
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from torch.nn import functional as F
 from afec.fisher.batches import Samples
 from afec.fisher.problem import Kind, Problem
 
-__all__ = ["Objective", "scalar_loss"]
+__all__ = ["Objective", "categorical_factor", "scalar_loss"]
 
 
 def scalar_loss(problem: Problem, batch: Any) -> Tensor:
     """`problem.loss` on a batch, or an error where it is no scalar."""
     loss = problem.loss(problem.model, batch)
     if not isinstance(loss, Tensor):
-        raise TypeError(f"the loss must be a scalar tensor. Got {type(loss).__name__}: return the tensor
-        itself.")
+        raise TypeError(f"the loss must be a scalar tensor. Got {type(loss).__name__}: return the tensor.")
     if loss.dim() != 0:
         raise ValueError(
             f"the loss must be a scalar tensor, the mean over the batch. Got shape {tuple(loss.shape)}: "
@@ -50,20 +49,21 @@ class Objective:
         if self.kind == "empirical":
             return (scalar_loss(self.problem, batch) * size).reshape(1)
         output = self.output(batch, size)
+        gaussian = self.problem.likelihood == "gaussian"
         if self.kind == "exact":
-            if self.problem.likelihood == "gaussian":
+            if gaussian:
                 return output.reshape(size, -1).sum(0)
             return torch.einsum("bjk,bk->j", categorical_factor(output.detach()), output)
         assert noise is not None, "`sample` draws noise for every sample"
-        if self.problem.likelihood == "gaussian":
+        if gaussian:
             return (noise * output).sum().reshape(1)
         # Gumbel's trick: the argmax is a draw from the softmax.
         drawn = (output.detach() + noise).argmax(dim=1, keepdim=True)
         return F.log_softmax(output, dim=1).gather(1, drawn).sum().reshape(1)
 
     def output(self, batch: Any, size: int) -> Tensor:
-        """`problem.predict` on a batch of `size` samples, or an error where no likelihood can be read off it."""
-        assert self.problem.predict is not None, "validated by estimate()"
+        """`problem.predict` on a batch of `size` samples, or an error where it cannot be what it should."""
+        assert self.problem.predict is not None, "check_request() has seen to it"
         output = self.problem.predict(self.problem.model, batch)
         if not isinstance(output, Tensor):
             raise TypeError(f"predict(model, batch) must return a tensor. Got {type(output).__name__}.")
@@ -76,13 +76,13 @@ class Objective:
         if self.problem.likelihood == "categorical":
             if output.dim() < 2:
                 raise ValueError(
-                    f'likelihood="categorical" needs logits of shape (batch, classes, ...). Got shape {shape}: '
-                    f'return logits, or give likelihood="gaussian".'
+                    f'likelihood="categorical" needs logits of shape (batch, classes, ...). Got shape '
+                    f'{shape}: return logits, or give likelihood="gaussian".'
                 )
             if self.kind == "exact" and output.dim() > 2:
                 raise ValueError(
-                    f'the "exact" Fisher of categorical outputs needs logits of shape (batch, classes). Got shape '
-                    f'{shape}: use fisher="sample", which draws a label for every position.'
+                    f'the "exact" Fisher of categorical outputs needs logits of shape (batch, classes). Got '
+                    f'shape {shape}: use fisher="sample", which draws a label for every position.'
                 )
         return output
 
@@ -91,10 +91,10 @@ class Objective:
         return self.output(samples.take(0, 1).batch, 1).detach() if self.kind == "sample" else None
 
     def draw(self, samples: Samples, example: Tensor | None, generator: torch.Generator) -> Samples:
-        """The samples with their noise, of the shape of `example`.
+        """The samples with their noise, shaped like `example`.
 
-        Noise comes from float64 uniforms, which torch draws one after the other: a sample's noise is a
-        function of its place in the data and the seed alone, however the data are batched and chunked.
+        It is made from float64 uniforms, which torch draws one after the other: a sample's noise is a function
+        of the seed and of its place in the data, however the data are batched and chunked.
         """
         if example is None:
             return samples
@@ -108,9 +108,9 @@ class Objective:
     def probe(self) -> Objective:
         """The objective that routes are verified with.
 
-        A route is right or wrong by the network it goes through, not by what is asked of the output. A
-        random projection of the output never vanishes, while the likelihood's gradient on a well-fitted
-        sample does, down to rounding noise, and nothing could be compared.
+        A route is right or wrong by the network it goes through, not by what is asked of the output. A random
+        projection of the output never vanishes; the likelihood's gradient on a well-fitted sample does, down to
+        rounding noise, which no two routes share.
         """
         if self.kind == "empirical":
             return self  # a loss is all there is
@@ -118,12 +118,10 @@ class Objective:
 
 
 def categorical_factor(logits: Tensor) -> Tensor:
-    """S of shape (batch, K−1, K) with SᵀS = diag(p) − ppᵀ, the Fisher of a categorical variable in its
-    logits.
+    """S of shape (batch, K−1, K) with SᵀS = diag(p) − ppᵀ, a categorical variable's Fisher in its logits.
 
-    Row j asks "class j, or one of those after it?": √(p_j q_{j+1}/q_j) · (e_j − p_{>j}/q_{j+1}), q_j =
-    Σ_{i≥j} p_i. Against the K rows √p_c (e_c − p) of the definition that is one backward pass less, and no 1
-    − p to cancel.
+    Row j asks "class j, or one after it?": √(p_j q_{j+1} / q_j) (e_j − p_{>j} / q_{j+1}), q_j = Σ_{i≥j} p_i.
+    Against the K rows √p_c (e_c − p) of the definition: one backward pass less, and no 1 − p to cancel.
     """
     p = logits.softmax(1)
     q = p.flip(1).cumsum(1).flip(1).clamp_min(torch.finfo(p.dtype).tiny)

@@ -1,13 +1,14 @@
 """Which route serves which weight: found out at the start of every pass, by trying.
 
-The definition is a backward pass per sample (`loop`). On two samples its squares are computed for every
-weight; a weight goes by the hooks (`fast`) if they give the same there, else by `torch.func` (`func`) if
-that does, else by the loop.
+The definition is one backward pass per sample (`loop`). On two samples it is computed for every weight. A weight
+goes by the hooks (`fast`) if they give the same there, else by `torch.func` (`func`) if that does, else by the
+loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +30,7 @@ TOLERANCE = 1e-4
 
 
 def zeros(weight: Tensor) -> Tensor:
-    """An accumulator: float32 at least."""
+    """An accumulator for a weight's squares: float32 at least."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return torch.zeros(weight.shape, dtype=dtype, device=weight.device)
 
@@ -48,15 +49,15 @@ class Plan:
     def accumulate(self, samples: Samples, into: Mapping[str, Tensor]) -> None:
         """Add the squares of all weights on some samples.
 
-        A weight that its route cannot serve on these samples (a model may branch on its data) goes by the
-        loop from here on.
+        A model may branch on its data: a weight whose route cannot serve these samples goes by the loop from
+        here on.
         """
-        if hooked := self._by("fast"):
+        if hooked := self.by("fast"):
             sites = {name: self.sites[name] for name in hooked}
             served, value = fast.accumulate(self.objective, hooked, sites, samples, into)
             self._add(value)
             self.routes.update(dict.fromkeys(hooked.keys() - served, "loop"))
-        if mapped := self._by("func"):
+        if mapped := self.by("func"):
             try:
                 squares, value = func.squares(self.objective, mapped, samples)
             except Exception:
@@ -65,10 +66,11 @@ class Plan:
                 self._add(value)
                 for name, square in squares.items():
                     into[name].add_(square)
-        if left := self._by("loop"):
+        if left := self.by("loop"):
             self._add(loop.accumulate(self.objective, left, samples, into))
 
-    def _by(self, route: Route) -> dict[str, nn.Parameter]:
+    def by(self, route: Route) -> dict[str, nn.Parameter]:
+        """The weights that go by a route."""
         return {name: weight for name, weight in self.weights.items() if self.routes[name] == route}
 
     def _add(self, value: Tensor) -> None:
@@ -77,9 +79,9 @@ class Plan:
 
 def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: Samples) -> Plan:
     """The plan for a pass whose first batch is `whole`."""
-    routes: dict[str, Route] = dict.fromkeys(weights, "loop")
-    if whole.of is None:  # from split=: nothing to take several of
-        return Plan(objective, weights, {}, routes)
+    plan = Plan(objective, weights, {}, dict.fromkeys(weights, "loop"))
+    if whole.of is None:  # from split=: there are never several samples at once
+        return plan
     samples = whole.take(0, 2)
     if objective.kind == "empirical":
         losses = check_mean(objective.problem, whole.take(0, CHECKED))
@@ -91,30 +93,43 @@ def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: 
     reference = {name: zeros(weight) for name, weight in weights.items()}
     check_finite(reference, weights, loop.accumulate(probe, weights, samples, reference))
 
-    def agreeing(squares: Mapping[str, Tensor], route: Route) -> None:
-        routes.update({n: route for n, square in squares.items() if _agree(square, reference[n], weights[n])})
+    def settle(squares: Mapping[str, Tensor], route: Route) -> None:
+        for name, square in squares.items():
+            if _agree(square, reference[name], weights[name].dtype):
+                plan.routes[name] = route
 
-    sites = fast.find_sites(objective.problem.model, weights)
-    try:
-        squares = {name: zeros(weights[name]) for name in sites}
-        served, _ = fast.accumulate(probe, weights, sites, samples, squares)
-    except Exception:
-        served = set()
-    agreeing({name: squares[name] for name in served}, "fast")
-    squares = {}
-    rest = {name: weight for name, weight in weights.items() if routes[name] == "loop"}
-    if rest:
-        try:
-            squares, _ = func.squares(probe, rest, samples)
-        except Exception:
-            squares = {}
-        agreeing(squares, "func")
-    return Plan(objective, weights, {name: site for name, site in sites.items() if routes[name] == "fast"}, routes)
+    # What a route raises is its way to say no; an error of the model's own has been raised by the loop above.
+    with suppress(Exception):
+        if not _mix(objective, samples):
+            plan.sites = fast.find_sites(objective.problem.model, weights)
+            squares = {name: zeros(weights[name]) for name in plan.sites}
+            served, _ = fast.accumulate(probe, weights, plan.sites, samples, squares)
+            settle({name: squares.pop(name) for name in served}, "fast")
+    if rest := plan.by("loop"):
+        with suppress(Exception):
+            settle(func.squares(probe, rest, samples)[0], "func")
+    return plan
 
 
-def _agree(square: Tensor, reference: Tensor, weight: Tensor) -> bool:
-    # A half's gradient has been rounded before it is squared.
-    tolerance = max(TOLERANCE, 8 * torch.finfo(weight.dtype).eps)
+def _mix(objective: Objective, samples: Samples) -> bool:
+    """Does a sample's output depend on who else is in the batch? (A loss has been checked by `check_mean`.)"""
+    if objective.kind == "empirical":
+        return False
+    together = objective.output(samples.batch, samples.size).detach()
+    alone = torch.cat([objective.output(sample.batch, 1).detach() for sample in samples.chunks(1)])
+    if together.shape != alone.shape:
+        return True
+    # Some logits may be masked with -inf.
+    scale = torch.where(alone.isfinite(), alone, 0).abs().max().item()
+    return not torch.allclose(together, alone, rtol=0, atol=_tolerance(alone.dtype) * scale)
+
+
+def _agree(square: Tensor, reference: Tensor, dtype: torch.dtype) -> bool:
     if square.numel() == 0:
         return True
-    return bool(((square - reference).abs().max() <= tolerance * reference.max()).item())
+    return bool(((square - reference).abs().max() <= _tolerance(dtype) * reference.max()).item())
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    # A half's gradient has been rounded before it is squared.
+    return max(TOLERANCE, 8 * torch.finfo(dtype).eps)

@@ -1,4 +1,4 @@
-"""What a Fisher pass is given and what it gives back."""
+"""What a Fisher pass is given, and what it gives back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["KINDS", "FisherSum", "Kind", "Likelihood", "Problem", "Route"]
 Kind = Literal["exact", "sample", "empirical", "batched"]
 """Which Fisher information. All four are diagonal, and all are means: over samples, `batched` over batches.
 
-- `exact`: E over the model's own labels, in closed form: (1/N) Σ_i Σ_c p(c|x_i) (∂ log p(c|x_i)/∂θ)².
-- `sample`: the same expectation with one draw y ~ p(y|x_i) per sample.
-- `empirical`: the true labels instead: (1/N) Σ_i (∂ ℓ_i/∂θ)², the paper's equation (App. B.1).
-- `batched`: the squared gradient of the mean loss of B samples, what the released code does with B = 20.
+- `exact`: the model's own labels, in closed form: (1/N) Σ_i Σ_c p(c|x_i) (∂ log p(c|x_i)/∂θ)².
+- `sample`: the same expectation, with one draw y ~ p(y|x_i) per sample.
+- `empirical`: the true labels instead, the paper's equation (App. B.1): (1/N) Σ_i (∂ ℓ_i/∂θ)².
+- `batched`: the squared gradient of the mean loss of B samples, as in the released code, where B = 20.
   About `empirical` / B.
 """
 
@@ -26,7 +26,7 @@ Likelihood = Literal["categorical", "gaussian"]
 """What the model's output parametrises: logits along dimension 1, or means of unit variance."""
 
 Route = Literal["fast", "func", "loop", "batch"]
-"""How a weight's squares were computed: by module hooks, by `torch.func`, one sample at a time, or by whole batches."""
+"""How a weight was served: by module hooks, by `torch.func`, sample by sample, or batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,21 @@ class Problem:
     """Needed by `exact` and `sample`."""
 
     split: Callable[[Any], Iterable[Any]] | None = None
-    """`split(batch)`: its samples, as batches of size one, where slicing tensors along dimension 0 will not do."""
+    """`split(batch)`: its samples, as batches of one. For batches that slicing cannot take apart."""
 
 
 @dataclass(frozen=True, eq=False)
 class FisherSum:
-    """A Fisher before its division, so that a caller can add `squares` and `count` over processes first."""
+    """A Fisher before its division, so that a caller can first add `squares` and `count` over processes."""
 
     squares: dict[str, Tensor]
     """Sums of squared gradients, in float32 at least, by the names the weights were given under."""
 
     count: float
-    """What to divide by: the number of samples; for `batched` the number of batches (N / batch_size)."""
+    """What to divide by: the number of samples; for `batched` the number of batches, N / batch_size."""
 
     routes: Mapping[str, Route] = field(default_factory=dict)
-    """How each weight was served at the end of the pass: for tests, and for anyone who wonders why it is slow."""
+    """How each weight was served, at the end of the pass: for tests, and for whoever finds it slow."""
 
     def mean(self) -> dict[str, Tensor]:
         """The Fisher information itself."""

@@ -1,10 +1,9 @@
-"""Squared per-sample gradients where a sample has many positions: convolutions, and linear layers on
-sequences.
+"""Squares where a sample has many positions: convolutions, and linear layers on sequences.
 
-A sample's gradient is then a matrix product over its positions, Σ_l g_l ⊗ a_l, which must be there before it
-can be squared. For a convolution `a` holds the windows the kernel sees: a strided view of the padded input,
-copied once, in whichever order memory already has them (`torch.nn.functional.unfold` knows one order only,
-and takes 4–6 times as long).
+A sample's gradient is then a matrix product over its positions, Σ_l g_l ⊗ a_l, which must be there before it can
+be squared. For a convolution `a` holds the windows that the kernel sees: a strided view of the padded input,
+copied once, in whichever order memory already has them. (`torch.nn.functional.unfold` knows one order only and
+takes 4 to 6 times as long.)
 """
 
 from __future__ import annotations
@@ -21,19 +20,18 @@ __all__ = ["Convolution", "add_convolution", "add_sequence"]
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 BLOCK = 2**22
-"""Numbers in one temporary (windows, or products): few enough to stay in the cache from one operation to the next."""
+"""Numbers in one temporary, windows or products: few enough to stay in cache from one operation to the next."""
 
 
 def add_sequence(inputs: Tensor, grads: list[Tensor], into: Tensor) -> None:
-    """Add the squares of a linear layer's weight (out, in) for inputs of shape (batch, ..., in)."""
-    left = _join([grad.flatten(1, -2).transpose(1, 2) for grad in grads]).unsqueeze(1)
+    """Add the squares of a linear layer's weight (out, in), for inputs of shape (batch, ..., in)."""
+    left = _joined([grad.flatten(1, -2).transpose(1, 2) for grad in grads], 1).unsqueeze(1)
     right = inputs.flatten(1, -2).unsqueeze(1)
     for block in _blocks(len(inputs), left.shape[2] * right.shape[3]):
         into += _squares(left[block], right[block], len(grads)).squeeze(0)
 
 
-def add_convolution(module: Convolution, inputs: Tensor, grads: list[Tensor], into: Mapping[str, Tensor]) ->
-None:
+def add_convolution(module: Convolution, inputs: Tensor, grads: list[Tensor], into: Mapping[str, Tensor]) -> None:
     """Add a convolution's squares: any stride, padding, padding mode, dilation and groups."""
     flat = [grad.flatten(2) for grad in grads]  # (batch, out, positions): a view in either memory format
     if "bias" in into:
@@ -42,25 +40,21 @@ None:
     if "weight" not in into:
         return
     batch, _, positions = flat[0].shape
-    left = _join([grad.view(batch, module.groups, -1, positions) for grad in flat], dim=2)
-    padded = _pad(module, inputs)
+    left = _joined([grad.view(batch, module.groups, -1, positions) for grad in flat], 2)
+    padded = _padded(module, inputs)
     channels_last = padded.stride(1) == 1
     taps, channels = prod(module.kernel_size), module.in_channels // module.groups
-    numbers = taps * module.in_channels * max(left.shape[2], positions)
-    total: Tensor | None = None
-    for block in _blocks(len(inputs), numbers):
+    total = left.new_zeros(module.groups, module.out_channels // module.groups, taps * channels)
+    for block in _blocks(batch, taps * module.in_channels * max(left.shape[2], positions)):
         windows = _windows(module, padded[block], grads[0].shape[2:], channels_last)
-        squares = _squares(left[block], windows, len(grads))
-        total = squares if total is None else total.add_(squares)
-    if total is None:
-        return
+        total += _squares(left[block], windows, len(grads))
     if channels_last:
         total = total.view(*total.shape[:2], taps, channels).transpose(2, 3)
     into["weight"] += total.reshape(into["weight"].shape)
 
 
-def _join(grads: list[Tensor], dim: int = 1) -> Tensor:
-    """All objectives' gradients side by side along the outputs, so that one product serves them all."""
+def _joined(grads: list[Tensor], dim: int) -> Tensor:
+    """All objectives' gradients side by side along the outputs: one product then serves them all."""
     return grads[0] if len(grads) == 1 else torch.stack(grads, dim).flatten(dim, dim + 1)
 
 
@@ -71,13 +65,16 @@ def _blocks(size: int, numbers: int) -> Iterator[slice]:
 
 
 def _squares(left: Tensor, right: Tensor, objectives: int) -> Tensor:
-    """Σ_b Σ_j (left_bj @ right_b)², for (batch, group, objectives · out, positions) and (batch, group, positions, in)."""
+    """Σ_b Σ_j (left_bj @ right_b)², of shape (group, out, in).
+
+    `left` is (batch, group, objectives · out, positions), `right` is (batch, group, positions, in).
+    """
     product = left @ right
-    batch, groups, outputs, size = product.shape
-    return product.view(batch, groups, objectives, outputs // objectives, size).square_().sum((0, 2))
+    batch, groups, rows, columns = product.shape
+    return product.view(batch, groups, objectives, rows // objectives, columns).square_().sum((0, 2))
 
 
-def _pad(module: Convolution, inputs: Tensor) -> Tensor:
+def _padded(module: Convolution, inputs: Tensor) -> Tensor:
     """The input as the kernel sees it."""
     if module.padding == "same":
         reach = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
@@ -87,7 +84,7 @@ def _pad(module: Convolution, inputs: Tensor) -> Tensor:
     if not any(map(any, sides)):
         return inputs
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    # F.pad counts from the last dimension backwards.
+    # F.pad counts dimensions from the last one backwards.
     return F.pad(inputs, [amount for side in reversed(sides) for amount in side], mode=mode)
 
 
@@ -97,19 +94,13 @@ def _windows(module: Convolution, padded: Tensor, positions: torch.Size, channel
     batch_stride, channel_stride, *space = padded.stride()
     moves = [stride * move for stride, move in zip(space, module.stride, strict=True)]
     taps = [stride * dilation for stride, dilation in zip(space, module.dilation, strict=True)]
-    lead = (len(padded), module.groups)
-    lead_strides = (batch_stride, channel_stride * channels)
-    offset = padded.storage_offset()
+    lead, lead_strides = (len(padded), module.groups), (batch_stride, channel_stride * channels)
     if channels_last:
-        view = padded.as_strided(
-            (*lead, *positions, *module.kernel_size, channels),
-            (*lead_strides, *moves, *taps, channel_stride),
-            offset,
-        )
+        size = (*lead, *positions, *module.kernel_size, channels)
+        strides = (*lead_strides, *moves, *taps, channel_stride)
+        view = padded.as_strided(size, strides, padded.storage_offset())
         return view.reshape(*lead, positions.numel(), -1)
-    view = padded.as_strided(
-        (*lead, channels, *module.kernel_size, *positions),
-        (*lead_strides, channel_stride, *taps, *moves),
-        offset,
-    )
+    size = (*lead, channels, *module.kernel_size, *positions)
+    strides = (*lead_strides, channel_stride, *taps, *moves)
+    view = padded.as_strided(size, strides, padded.storage_offset())
     return view.reshape(*lead, -1, positions.numel()).transpose(2, 3)

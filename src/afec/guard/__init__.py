@@ -6,11 +6,12 @@ from afec.guard.expansion import OptimizerFactory, learns_something, optimizers_
 from afec.guard.marks import WeightMovedError
 from afec.guard.options import FisherOptions, checked_weight, one_of
 from afec.guard.problem import HasGuardedParameters, Params
-from afec.guard.pull import TwoOptimizersError
+from afec.guard.pull import GradientUsedTwiceError
 from afec.guard.task import GuardedTask
 
 __all__ = [
     "FisherOptions",
+    "GradientUsedTwiceError",
     "Guard",
     "GuardedTask",
     "HasGuardedParameters",
@@ -19,7 +20,6 @@ __all__ = [
     "State",
     "Sum",
     "Term",
-    "TwoOptimizersError",
     "WeightMovedError",
     "checked_weight",
     "learns_something",

@@ -179,7 +179,7 @@ class Guard(ABC):
         """
         from afec.guard.check import check
 
-        arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size)
+        arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, False)
         return check(self, arguments, seconds)
 
     # -- state ----------------------------------------------------------------------------------------------------

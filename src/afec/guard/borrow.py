@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["borrowed", "buffers_kept", "load", "snapshot", "unwrapped_optimizer"]
+__all__ = ["borrowed", "load", "snapshot", "unwrapped_optimizer"]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
@@ -52,23 +52,14 @@ def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put all buffers back after the block: a forward pass in training mode moves batch-norm's statistics."""
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
-
-
-@contextmanager
 def borrowed(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> Iterator[None]:
     """Set aside all that training in place would change; the block starts with no gradients and fresh optimiser states."""
     modules = [_ModuleState(module) for module in model.modules()]
-    parameters = [_ParameterState(parameter) for parameter in model.parameters()]
-    states = [_OptimizerState(unwrapped_optimizer(optimizer)) for optimizer in optimizers]
+    # An optimiser may hold weights beside the model's, a head that only the loss knows.
+    family = {id(one): one for optimizer in optimizers for one in _family(optimizer)}.values()
+    stepped = [p for one in family for group in one.param_groups for p in group["params"]]
+    parameters = [_ParameterState(p) for p in {id(p): p for p in [*model.parameters(), *stepped]}.values()]
+    states = [_OptimizerState(one) for one in family]
     try:
         yield
     finally:
@@ -82,14 +73,12 @@ class _SetAside(Protocol):
 
 
 class _ModuleState:
-    """Mode, tensors and tensor attributes of one module, without its children."""
+    """Mode, buffers, tensor attributes and the parameters' places in one module, without its children."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.training = module, module.training
         self.parameters, self.buffers = dict(module._parameters), dict(module._buffers)
-        self.values = [
-            (t, t.detach().clone()) for t in [*self.parameters.values(), *self.buffers.values()] if t is not None
-        ]
+        self.values = [(buffer, buffer.detach().clone()) for buffer in self.buffers.values() if buffer is not None]
         # Old-style weight norm and policies of RL libraries keep computed tensors as plain attributes.
         self.attributes = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
 
@@ -101,20 +90,23 @@ class _ModuleState:
         self.module._buffers.update(self.buffers)
         vars(self.module).update(self.attributes)
         with torch.no_grad():
-            for tensor, value in self.values:
-                tensor.copy_(value)
+            for buffer, value in self.values:
+                buffer.copy_(value)
 
 
 class _ParameterState:
-    """Gradient and `requires_grad` of one parameter; the gradient is taken away for the block."""
+    """Value, gradient and `requires_grad` of one parameter; the gradient is taken away for the block."""
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, parameter: Tensor) -> None:
         self.parameter, self.grad, self.requires_grad = parameter, parameter.grad, parameter.requires_grad
+        self.value = parameter.detach().clone()
         parameter.grad = None
 
     def put_back(self) -> None:
         self.parameter.requires_grad_(self.requires_grad)
         self.parameter.grad = self.grad
+        with torch.no_grad():
+            self.parameter.copy_(self.value)
 
 
 class _OptimizerState:
@@ -131,6 +123,15 @@ class _OptimizerState:
         for group, settings in zip(self.groups, self.settings, strict=True):
             group.clear()
             group.update(settings)
+
+
+def _family(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """An optimiser and those inside it, as attributes; a wrapper that only hands on has no state of its own."""
+    if "state" in vars(optimizer):
+        yield optimizer
+    for value in vars(optimizer).values():
+        if isinstance(value, Optimizer):
+            yield from _family(value)
 
 
 def _copied(value: Any) -> Any:

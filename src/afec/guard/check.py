@@ -74,7 +74,7 @@ def check(guard: Guard, arguments: tuple[Any, ...], seconds: float) -> CheckRepo
         raise RuntimeError("guard.check() is a preflight: call it before the block, not inside one")
     seed, guard._seed = guard._seed, guard._seed if guard._seed is not None else torch.initial_seed()
     try:
-        task = GuardedTask(guard, *arguments, False)
+        task = GuardedTask(guard, *arguments)
         task.number = max(task.number, 1)  # the first task has no pull: show what the second one will have
         report = CheckReport(guard.method)
         _check_data(task, report)

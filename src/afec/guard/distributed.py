@@ -23,6 +23,10 @@ class Processes:
         """The sum over all processes."""
         return fisher
 
+    def mean(self, value: float) -> float:
+        """The mean over all processes, so that all of them decide alike."""
+        return value
+
     def once(self, model: nn.Module, train: Callable[[], None]) -> None:
         """Train in one process and give all of them its weights and buffers."""
         train()
@@ -31,8 +35,8 @@ class Processes:
 class Ensemble(Processes):
     """The processes of a DDP model."""
 
-    def __init__(self, group: Any) -> None:
-        self.group, self.rank = group, distributed.get_rank(group)
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.group, self.device, self.rank = group, device, distributed.get_rank(group)
         self.source = distributed.get_global_rank(group, 0)
 
     def total(self, fisher: FisherSum) -> FisherSum:
@@ -40,10 +44,16 @@ class Ensemble(Processes):
         squares = {name: value.clone() for name, value in fisher.squares.items()}
         for value in squares.values():
             distributed.all_reduce(value, group=self.group)
-        count = torch.tensor(float(fisher.count), dtype=torch.float64)
-        count = count.to(next(iter(squares.values())).device) if squares else count
-        distributed.all_reduce(count, group=self.group)
-        return FisherSum(squares, float(count))
+        return FisherSum(squares, self._sum(fisher.count))
+
+    def mean(self, value: float) -> float:
+        """The mean over all processes."""
+        return self._sum(value) / distributed.get_world_size(self.group)
+
+    def _sum(self, value: float) -> float:
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(total, group=self.group)
+        return float(total)
 
     def once(self, model: nn.Module, train: Callable[[], None]) -> None:
         """Train in the first process; an error there is raised everywhere, so that nobody waits for ever."""
@@ -68,5 +78,5 @@ def processes_of(model: nn.Module) -> Processes:
     while isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model._orig_mod  # type: ignore[assignment]
     if isinstance(model, DistributedDataParallel):
-        return Ensemble(model.process_group)
+        return Ensemble(model.process_group, next(model.parameters()).device)
     return Processes()

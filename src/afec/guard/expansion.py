@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import time
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from afec.guard.borrow import buffers_kept, unwrapped_optimizer
+from afec.fisher.untouched import buffers_kept
+from afec.guard.borrow import unwrapped_optimizer
 from afec.randomness import forked
 
 if TYPE_CHECKING:
@@ -53,15 +55,26 @@ def rebuilt(optimizer: Optimizer, *, from_initial_lr: bool = True) -> Optimizer:
 
     The learning rate is the one a scheduler started from, where it left one: after a cosine schedule `lr` is 0. The
     constructor is not called, because its required arguments are not known; what a scheduler or a user hung on the
-    instance (a patched `step`, hooks) is left off.
+    instance (a patched `step`, hooks) is left off, and an optimiser inside it is built anew as well.
     """
     twin = object.__new__(type(optimizer))
-    twin.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
-    for key, value in vars(optimizer).items():
-        if key.startswith("_optimizer_") and isinstance(value, OrderedDict):
-            twin.__dict__[key] = OrderedDict()
     twin.state = defaultdict(dict)
     twin.param_groups = []
+    parameters = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    for key, value in vars(optimizer).items():
+        if key in ("state", "param_groups", "step"):
+            continue
+        if isinstance(value, Optimizer):
+            inner = rebuilt(value, from_initial_lr=from_initial_lr)
+            inner.state = twin.state if value.state is optimizer.state else inner.state
+            inner.param_groups = (
+                twin.param_groups if value.param_groups is optimizer.param_groups else inner.param_groups
+            )
+            twin.__dict__[key] = inner
+        elif key.startswith("_optimizer_") and isinstance(value, OrderedDict):
+            twin.__dict__[key] = OrderedDict()
+        else:
+            twin.__dict__[key] = copy.deepcopy(value, dict(parameters))
     for group in optimizer.param_groups:
         lr = group.get("initial_lr", group.get("lr")) if from_initial_lr else group.get("lr")
         settings = {**group, "params": list(group["params"])}
@@ -135,7 +148,7 @@ def _mean_loss(task: GuardedTask) -> float | None:
     with torch.no_grad(), buffers_kept(task.model), forked(task.seed("loss"), task.device):
         batches = itertools.islice(task.batches("loss"), MEASURED_BATCHES)
         losses = [float(task.problem.loss(task.model, batch)) for batch in batches]
-    return sum(losses) / len(losses)
+    return task.processes.mean(sum(losses) / len(losses))
 
 
 @contextmanager

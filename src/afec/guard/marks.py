@@ -63,8 +63,23 @@ class GuardedWeight:
         """Whether the pull is in this gradient already."""
         if self.grad is None or self.grad() is not grad:
             return False
-        # Changed in place without a backward: clipped or unscaled, then the pull is still inside; or zeroed.
-        return grad._version == self.grad_version or bool(grad.any())
+        if grad._version == self.grad_version:
+            return True
+        # Changed in place without a backward. One that was used is a new gradient, written by hand. Otherwise it was
+        # clipped or unscaled, then the pull is still inside; or zeroed.
+        return self.by is None and bool(grad.any())
+
+    def used(self, optimizer: weakref.ref[Optimizer]) -> None:
+        """An optimiser has stepped from the gradient (a fused one may have unscaled it in place)."""
+        grad = self.grad() if self.grad is not None else None
+        if grad is not None:
+            self.by, self.grad_version = optimizer, grad._version
+
+    def refresh(self) -> None:
+        """Bind the mark to the gradient's present version if it still holds the pull, after clipping say."""
+        grad = self.weight.grad
+        if grad is not None and self.holds_pull(grad):
+            self.grad_version = grad._version
 
     def accumulated(self) -> None:
         """A backward has just added to `.grad`: does it still hold the pull?"""

@@ -8,9 +8,11 @@ ours. Random state inside a Dataset is the user's.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -83,7 +85,8 @@ class _Pass:
             return self._own_loader(data, generator)
         if isinstance(data, Dataset):
             size = self.batch_size or self.passes.batch_size
-            return DataLoader(data, size, shuffle=self.training, generator=generator)
+            shuffle = self.training and not isinstance(data, IterableDataset)
+            return DataLoader(data, size, shuffle=shuffle or None, generator=generator)
         if callable(data):
             return self._checked(data())
         return self._checked(data)
@@ -105,38 +108,45 @@ class _Pass:
         }
         if loader.num_workers > 0:
             options["prefetch_factor"] = loader.prefetch_factor
-        size = self.batch_size or loader.batch_size
-        drop_last = loader.drop_last and self.training
         if isinstance(loader.dataset, IterableDataset):
-            drop_last = drop_last and loader.batch_size is not None
+            size = self.batch_size or loader.batch_size
+            drop_last = loader.drop_last and self.training and loader.batch_size is not None
             return DataLoader(
                 loader.dataset,
                 size if loader.batch_size is not None else None,
                 drop_last=drop_last,
                 **options,
             )
-        if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-            return DataLoader(loader.dataset, batch_sampler=_copied(loader.batch_sampler, generator), **options)
-        sampler: Any = loader.sampler
+        whole_batches = loader.batch_sampler  # None where the dataset itself gives batches
+        if whole_batches is not None and type(whole_batches) is not BatchSampler:
+            return DataLoader(loader.dataset, batch_sampler=_copied(whole_batches, generator), **options)
+        sampler: Any = loader.sampler if whole_batches is None else whole_batches.sampler
         if self.whole and isinstance(sampler, DistributedSampler):
             sampler = RandomSampler(loader.dataset, generator=generator)  # type: ignore[arg-type]
         else:
             sampler = _copied(sampler, generator)
-        if loader.batch_sampler is None:  # the dataset gives whole batches
+        if whole_batches is None:
             return DataLoader(loader.dataset, batch_size=None, sampler=sampler, **options)
+        size, drop_last = self.batch_size or whole_batches.batch_size, whole_batches.drop_last and self.training
         return DataLoader(loader.dataset, size, sampler=sampler, drop_last=drop_last, **options)
 
 
+# What a sampler may shuffle or draw from in place.
+_OWN_STATE = (list, dict, set, Tensor, np.ndarray, np.random.Generator, np.random.RandomState, random.Random)
+
+
 def _copied(sampler: Any, generator: torch.Generator) -> Any:
-    """A sampler with the same settings whose draws are ours; inner samplers are copied as well, data are shared."""
-    if not isinstance(sampler, Sampler):
-        return sampler  # a plain sequence of indices or of batches
+    """A sampler with the same settings whose state is its own and whose draws are ours; the data are shared."""
+    if isinstance(sampler, Sequence):
+        return copy.copy(sampler)  # plain indices or batches of them
     twin = copy.copy(sampler)
     for key, value in vars(twin).items():
         if isinstance(value, torch.Generator):
-            setattr(twin, key, generator)
+            vars(twin)[key] = generator
         elif isinstance(value, Sampler):
-            setattr(twin, key, _copied(value, generator))
+            vars(twin)[key] = _copied(value, generator)
+        elif isinstance(value, _OWN_STATE):
+            vars(twin)[key] = copy.deepcopy(value)
     return twin
 
 

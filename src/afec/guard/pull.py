@@ -29,11 +29,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from afec.gaussian import Quadratic
 from afec.guard.marks import GuardedWeight, WeightMovedError
 
-__all__ = ["Puller", "TwoOptimizersError"]
+__all__ = ["GradientUsedTwiceError", "Puller"]
 
 
-class TwoOptimizersError(RuntimeError):
-    """Two optimisers stepped one weight from the same gradient."""
+class GradientUsedTwiceError(RuntimeError):
+    """One weight was stepped twice from the same gradient."""
 
 
 class Puller:
@@ -52,6 +52,8 @@ class Puller:
         self._outer: FrameType | None = None
         self._pulled: set[int] = set()
         self._line_search = False
+        self._in_closure = False
+        self._refreshes = False
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -139,6 +141,12 @@ class Puller:
 
     def pull(self) -> None:
         """Add the pull to every gradient that does not hold it yet."""
+        if not self._refreshes:
+            # From now on a gradient that holds the pull may be clipped and then accumulated onto.
+            for entry in self.guarded.values():
+                hook = entry.weight.register_hook(lambda grad, entry=entry: entry.refresh())  # type: ignore[no-untyped-call]
+                self._handles.append(hook)
+            self._refreshes = True
         self._add(self.guarded.values(), None)
 
     def penalty(self) -> Tensor:
@@ -153,13 +161,12 @@ class Puller:
         frame = sys._getframe(1)
         if not _on_stack(self._outer, frame):  # this is the outermost step
             self._outer, self._pulled, self._line_search = frame, set(), False
-        if self.quadratic is None:
-            return None
         self._line_search |= isinstance(optimizer, LBFGS)
         positional = len(args) > 1 and callable(args[1])
         closure = args[1] if positional else kwargs.get("closure")
         if closure is None:
-            self._pull_step(optimizer)
+            if self.quadratic is not None:
+                self._pull_step(optimizer)
             return None
         if getattr(closure, "pulls_for", None) is self:  # a wrapper hands our closure on
             return None
@@ -170,11 +177,17 @@ class Puller:
         """A closure computes new gradients, so the pull comes after it; a line search needs the penalty as well."""
 
         def closure_and_pull() -> Any:
-            loss = closure()
             entries = list(self._entries(optimizer))
+            self._expect(entry.weight for entry in entries)  # LBFGS moves the weights between two calls
+            outermost, self._in_closure = not self._in_closure, True
+            try:
+                loss = closure()
+            finally:
+                self._in_closure = not outermost
             self._add(entries, _scale(optimizer))
             self._pulled.update(id(entry.weight) for entry in entries)
-            return loss + self.penalty() if self._line_search and loss is not None else loss
+            searches = self._line_search and outermost and self.quadratic is not None
+            return loss + self.penalty() if searches and loss is not None else loss
 
         closure_and_pull.pulls_for = self  # type: ignore[attr-defined]
         return closure_and_pull
@@ -190,12 +203,18 @@ class Puller:
 
     @staticmethod
     def _refuse_second(entry: GuardedWeight, optimizer: Optimizer) -> None:
-        """Two optimisers would count the pull twice when they step from one gradient."""
-        other, grad = entry.by() if entry.by is not None else None, entry.weight.grad
-        if other is None or other is optimizer or grad is None:
+        """A second step from one gradient would count its pull twice, or, if `.grad` was rewritten, not at all."""
+        grad = entry.weight.grad
+        if grad is None or entry.by is None or not entry.holds_pull(grad):
             return
-        if grad._version == entry.grad_version and entry.holds_pull(grad):
-            raise TwoOptimizersError(
+        other = entry.by()
+        if other is optimizer:
+            raise GradientUsedTwiceError(
+                f"weight {entry.name!r} is stepped twice by {type(optimizer).__name__} from the same gradient (or `.grad` was "
+                "written through `.data`, which leaves no trace). Compute a new gradient before the second step"
+            )
+        if other is not None:
+            raise GradientUsedTwiceError(
                 f"weight {entry.name!r} is stepped by {type(other).__name__} and {type(optimizer).__name__} from the same "
                 "gradient, so its pull would count twice. Give each weight to one optimiser, or compute a new gradient "
                 "before the second step"
@@ -216,7 +235,9 @@ class Puller:
         sloped, slopes = [], []
         for entry in entries:
             weight, grad = entry.weight, entry.weight.grad
-            if grad is None or entry.center is None or entry.holds_pull(grad):
+            if grad is None or entry.center is None or not weight.requires_grad:  # frozen meanwhile
+                continue
+            if entry.holds_pull(grad):
                 continue
             if grad.layout is not torch.strided:
                 raise TypeError(
@@ -251,8 +272,7 @@ class Puller:
         for entry in self._entries(optimizer):
             touched = True
             entry.version = entry.weight._version
-            if entry.grad is not None:
-                entry.by = stepped
+            entry.used(stepped)
         if self._outer is sys._getframe(1):  # the outermost step is over
             self._outer = None
             if touched:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from afec.fisher import Likelihood, choose_kind, estimate
+from afec.fisher.untouched import buffers_kept
 from afec.gaussian import Gaussian, merge
-from afec.guard.borrow import borrowed, buffers_kept
+from afec.guard.borrow import borrowed
 from afec.guard.distributed import processes_of
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
@@ -75,6 +76,7 @@ class GuardedTask:
         """The value of the penalty at the present weights: Σ λ·½·F·(θ−θ*)² over all terms."""
         return self._puller.penalty()
 
+    @torch.inference_mode(False)
     def epoch(self) -> None:
         """Once per epoch, at its start, under `AFEC(schedule="interleaved")`; harmless otherwise."""
         self._check_alive()
@@ -85,6 +87,7 @@ class GuardedTask:
         """The guarded weights were changed outside an optimiser's step on purpose (clipped, averaged, swapped)."""
         self._puller.excuse()
 
+    @torch.inference_mode(False)
     def end(self) -> None:
         """Consolidate: measure what mattered for this task and merge it into the guard's memory."""
         self._check_alive()
@@ -160,7 +163,7 @@ class GuardedTask:
     @contextmanager
     def borrowing(self) -> Iterator[None]:
         """The module and its optimisers are ours inside; no pull; everything is put back after it."""
-        with self._puller.suspended(), borrowed(self.model, self.optimizers):
+        with self._puller.suspended(), borrowed(self.model, [*self.optimizers, *self.current_optimizers()]):
             yield
 
     def current_optimizers(self) -> list[Optimizer]:
@@ -170,6 +173,7 @@ class GuardedTask:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)
     def _start(self) -> None:
         taken = [name for name, weight in self.weights.items() if id(weight) in _UNDER_GUARD]
         if taken:

@@ -1,0 +1,64 @@
+"""The picture of a regression on the circle: where each method puts the images of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+__all__ = ["Panel", "draw_circles"]
+
+REACH = 1.6  # of the axes; predictions further out are drawn on the edge
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One circle: the predictions of one method for one task."""
+
+    points: NDArray[np.float32]
+    """(samples, 2)"""
+    classes: NDArray[np.int64]
+    """The true class of each sample."""
+    targets: NDArray[np.float32]
+    """(classes, 2): where each class belongs."""
+    accuracy: float
+
+
+def draw_circles(
+    path: Path, rows: Sequence[tuple[str, Sequence[Panel]]], columns: Sequence[str], title: str, dpi: int = 100
+) -> None:
+    """Write the picture to `path`: one row of circles per task, one column per method."""
+    for name, panels in rows:
+        if len(panels) != len(columns):
+            raise ValueError(f"row '{name}' has {len(panels)} panels for {len(columns)} columns; it needs one for each")
+    # No pyplot: it keeps every figure alive and asks for a display.
+    figure = Figure(figsize=(2.9 * len(columns), 3.15 * len(rows) + 0.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=12)
+    axes = figure.subplots(len(rows), len(columns), squeeze=False)
+    for (name, panels), line in zip(rows, axes, strict=True):
+        for panel, column, ax in zip(panels, columns, line, strict=True):
+            _draw(ax, panel)
+            ax.set_title(f"{column}\n{name}: {panel.accuracy:.0%} right", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=dpi)
+
+
+def _draw(ax: Any, panel: Panel) -> None:
+    colours = [mpl.colormaps["tab10"](k) for k in range(len(panel.targets))]
+    angle = np.linspace(0, 2 * np.pi, 200)
+    ax.plot(np.cos(angle), np.sin(angle), color="0.8", linewidth=1, zorder=0)
+    points = panel.points.clip(-REACH, REACH)
+    ax.scatter(*points.T, c=[colours[k] for k in panel.classes], s=7, alpha=0.55, linewidths=0)
+    for k, (x, y) in enumerate(panel.targets):
+        ax.scatter(x, y, s=190, color="white", edgecolors=[colours[k]], linewidths=2, zorder=3)
+        ax.text(x, y, str(k), color=colours[k], ha="center", va="center_baseline", weight="bold", fontsize=10, zorder=4)
+    ax.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), aspect="equal", xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)

@@ -1,0 +1,46 @@
+"""Means over seeds, and differences within seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.stats import t as student  # type: ignore[import-untyped]
+
+__all__ = ["Paired", "mean_and_std", "paired"]
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and the standard deviation of a sample (n − 1); nan where there is a single value."""
+    return fmean(values), stdev(values) if len(values) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference within pairs: rows of one seed share images, arrangement and initial weights."""
+
+    mean: float
+    error: float
+    """The standard error of the mean; nan for a single pair."""
+    half_width: float
+    """Half of the 95 % confidence interval, by Student's t with n − 1 degrees of freedom."""
+    won: int
+    """The pairs whose difference is above zero."""
+    pairs: int
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return abs(self.mean) > self.half_width
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
+    """The differences `ours` − `theirs`, pair by pair."""
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    mean, std = mean_and_std(differences)
+    n = len(differences)
+    error = std / math.sqrt(n)
+    half_width = float(student.ppf(0.975, n - 1)) * error if n > 1 else math.nan
+    return Paired(mean, error, half_width, sum(d > 0 for d in differences), n)
