@@ -26,22 +26,29 @@ def result(row, seed, average, validation=0.5, strength=1.0, forgetting=0.0):
 
 
 @pytest.fixture(scope="module")
-def one_and_two_workers(tmp_path_factory):
-    """The whole command, as a user calls it, with two processes and with one."""
-    folders = {}
-    for workers in (2, 1):
-        out = tmp_path_factory.mktemp(f"workers{workers}")
-        command = [sys.executable, "-m", "afec.demo", "--scale", "smoke", "--seeds", "2"]
-        done = subprocess.run(
-            [*command, "--workers", str(workers), "--out", str(out)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        folders[workers] = (out, done)
-    return folders
+def two_workers(tmp_path_factory):
+    """The whole command as a user calls it, with two processes."""
+    out = tmp_path_factory.mktemp("two")
+    command = [
+        sys.executable,
+        "-m",
+        "afec.demo",
+        "--scale",
+        "smoke",
+        "--seeds",
+        "2",
+        "--workers",
+        "2",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out, done
 
 
-def test_the_command_prints_table_comparisons_and_paths(one_and_two_workers):
-    out, done = one_and_two_workers[2]
+def test_the_command_prints_table_comparisons_and_paths(two_workers):
+    out, done = two_workers
     assert done.stderr == ""
     for row in ROWS:
         assert str(row) in done.stdout
@@ -54,17 +61,17 @@ def test_the_command_prints_table_comparisons_and_paths(one_and_two_workers):
     assert [path.name for path in sorted(out.iterdir())] == ["circles.png", "results.csv"]
 
 
-def test_the_numbers_are_written_for_every_row_and_seed(one_and_two_workers):
-    rows = list(csv.DictReader((one_and_two_workers[2][0] / "results.csv").open()))
+def test_the_numbers_are_written_for_every_row_and_seed(two_workers):
+    rows = list(csv.DictReader((two_workers[0] / "results.csv").read_text().splitlines()))
     assert [(r["seed"], r["row"]) for r in rows] == [(str(seed), row.name) for seed in (0, 1) for row in ROWS]
     for line in rows:
         assert float(line["average"]) == pytest.approx((float(line["old"]) + float(line["new"])) / 2, abs=1e-4)
         assert (int(line["epochs_theta_e"]) > 0) == (line["row"] == "ewc+afec")
 
 
-def test_the_number_of_workers_changes_no_byte(one_and_two_workers):
-    (two, _), (one, _) = one_and_two_workers[2], one_and_two_workers[1]
-    assert (two / "results.csv").read_bytes() == (one / "results.csv").read_bytes()
+def test_the_number_of_workers_changes_no_byte(two_workers, tmp_path):
+    assert main(["--scale", "smoke", "--seeds", "2", "--workers", "1", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "results.csv").read_bytes() == (two_workers[0] / "results.csv").read_bytes()
 
 
 def test_rows_of_a_seed_share_everything_but_the_guard():

@@ -101,7 +101,7 @@ def test_learn_is_ppo_with_the_penalty_added_to_clipped_gradients(learned):
         other.policy.load_state_dict(weights)
         adam = PenaltyInTheStep if penalty else optim.Adam
         optimizer = adam(other.policy.parameters(), lr=3e-3, eps=1e-5)
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(copy.deepcopy(state))  # Adam would count on in `state`
         optimizer.penalty, optimizer.policy, optimizer.steps = penalty, other.policy, 0
         other.policy.optimizer = optimizer
         play(other, game(2))

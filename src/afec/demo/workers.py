@@ -60,9 +60,9 @@ def run_rows(
     places: dict[
         Future[Any], tuple[int, int]
     ] = {}  # (seed's place, row's place) of a row; row's place -1: a first task
-    with _pool(workers) as (pool, epochs_so_far):
+    with _pool(workers) as (submit, epochs_so_far):
         for place, seed in enumerate(seeds):
-            places[pool.submit(_first, seed, setting)] = (place, -1)
+            places[submit(_first, seed, setting)] = (place, -1)
         # What takes longest comes first, so that the cores finish together.
         longest_first = sorted(range(len(rows)), key=lambda i: (-rows[i].patience, not rows[i].forgetting))
         while places:
@@ -71,8 +71,7 @@ def run_rows(
                 place, i = places.pop(future)
                 answer = future.result()
                 if isinstance(answer, FirstTask):
-                    more = {pool.submit(_both, rows[i], answer, setting): (place, i) for i in longest_first}
-                    places.update(more)
+                    places |= {submit(_both, rows[i], answer, setting): (place, i) for i in longest_first}
                 else:
                     results[place, i] = answer
                     on_result(answer)
@@ -81,16 +80,34 @@ def run_rows(
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[tuple[ProcessPoolExecutor, Callable[[], int]]]:
-    """Processes that stop within an epoch when the block is left early, by Ctrl-C or by an error."""
+def _pool(workers: int) -> Iterator[tuple[Callable[..., Future[Any]], Callable[[], int]]]:
+    """Processes to submit work to, which stop within an epoch when the block is left early, by Ctrl-C or by an error."""
     context = get_context("spawn")  # forking a process in which torch has run threads may hang
     counter, stop = context.Value("Q", 0), context.Event()
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(counter, stop))
+
+    def submit(work: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
+        with _without_interrupts():  # a process may be born here
+            return pool.submit(work, *arguments)
+
     try:
-        yield pool, lambda: int(counter.value)
+        yield submit, lambda: int(counter.value)
     finally:
         stop.set()  # after an orderly end there is nothing left to stop
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block; processes born in it never see one, the parent tells them to stop."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _counter: Any = None
@@ -100,7 +117,7 @@ _stop: Any = None
 def _start_worker(counter: Any, stop: Any) -> None:
     global _counter, _stop
     _counter, _stop = counter, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where a signal cannot be blocked before this line
     torch.set_num_threads(1)
 
 

@@ -20,13 +20,14 @@ class WeightMovedError(RuntimeError):
 class GuardedWeight:
     """A weight that is watched, and pulled where the quadratic knows it."""
 
-    __slots__ = ("by", "center", "curvature", "grad", "grad_version", "name", "slope", "sum", "version", "weight")
+    __slots__ = ("at", "by", "center", "curvature", "grad", "grad_version", "name", "slope", "sum", "version", "weight")
 
     def __init__(self, name: str, weight: nn.Parameter) -> None:
         self.name, self.weight = name, weight
         self.center: Tensor | None = None  # θ*
         self.curvature: Tensor | None = None  # D
         self.slope: Tensor | None = None  # c
+        self.at: tuple[torch.dtype | None, torch.device | None] = (None, None)  # what these were converted for
         self.version = weight._version
         self.sum = self.checksum()
         self.grad: weakref.ref[Tensor] | None = None  # the gradient that holds the pull: the mark
@@ -37,21 +38,23 @@ class GuardedWeight:
 
     def set(self, quadratic: Quadratic) -> None:
         """Take over this weight's part."""
+        self.at = (None, None)
         self.center = quadratic.center.get(self.name)
         self.curvature = quadratic.curvature.get(self.name)
         self.slope = quadratic.slope.get(self.name)
 
     def follow(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """θ*, D and c where the weight is now, in its type; of 16-bit weights in 32, because λF would overflow."""
-        weight, center, curvature = self.weight, self.center, self.curvature
-        assert center is not None
-        assert curvature is not None
-        dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-        if center.device != weight.device or center.dtype != dtype or curvature.device != weight.device:
-            self.center = center = center.to(weight.device, dtype)
-            self.curvature = curvature = curvature.to(weight.device, dtype)
-            self.slope = None if self.slope is None else self.slope.to(weight.device, dtype)
-        return center, curvature, self.slope
+        weight = self.weight
+        if weight.dtype is not self.at[0] or weight.device != self.at[1]:
+            self.at = weight.dtype, weight.device
+            dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+            for part in ("center", "curvature", "slope"):
+                value = getattr(self, part)
+                setattr(self, part, None if value is None else value.to(weight.device, dtype))
+        assert self.center is not None
+        assert self.curvature is not None
+        return self.center, self.curvature, self.slope
 
     # -- the mark -------------------------------------------------------------------------------------------------
 
@@ -83,9 +86,7 @@ class GuardedWeight:
 
     def accumulated(self) -> None:
         """A backward has just added to `.grad`: does it still hold the pull?"""
-        if self.grad is None:
-            return
-        grad = self.grad()
+        grad = self.grad() if self.grad is not None else None
         # A used gradient that is accumulated onto starts anew, as loss + penalty would. Otherwise exactly one more
         # version of the same tensor is an accumulation; more means that it was zeroed in between.
         kept = grad is not None and grad is self.weight.grad and grad._version == self.grad_version + 1

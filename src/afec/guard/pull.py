@@ -50,7 +50,7 @@ class Puller:
         self._excused = False  # weights were moved on purpose
         # Of the outermost step that is running:
         self._outer: FrameType | None = None
-        self._pulled: set[int] = set()
+        self._pulled: set[GuardedWeight] = set()
         self._line_search = False
         self._in_closure = False
         self._refreshes = False
@@ -101,7 +101,7 @@ class Puller:
     def excuse(self, weights: Iterable[nn.Parameter] | None = None) -> None:
         """The weights (all of them by default) were moved on purpose."""
         self._excused = True
-        self._expect(weights)
+        self._expect(None if weights is None else [self.guarded[id(weight)] for weight in weights])
 
     def verify(self) -> None:
         """Raise if a weight moved without its pull."""
@@ -117,17 +117,18 @@ class Puller:
             if self.steps == 0 and not self._excused and entry.sum != entry.checksum():
                 raise entry.moved()
 
-    def _expect(self, weights: Iterable[nn.Parameter] | None = None) -> None:
+    def _expect(self, entries: Iterable[GuardedWeight] | None = None) -> None:
         """Take the present versions as right."""
-        entries = self.guarded.values() if weights is None else [self.guarded[id(w)] for w in weights]
-        for entry in entries:
+        for entry in self.guarded.values() if entries is None else entries:
             entry.version = entry.weight._version
 
     def _watch(self, entry: GuardedWeight) -> Callable[[Tensor], None]:
         def watch(weight: Tensor) -> None:
             if not self._suspended:
-                entry.check_version()
-                entry.accumulated()
+                if weight._version != entry.version:
+                    raise entry.moved()
+                if entry.grad is not None:
+                    entry.accumulated()
 
         return watch
 
@@ -177,15 +178,15 @@ class Puller:
         """A closure computes new gradients, so the pull comes after it; a line search needs the penalty as well."""
 
         def closure_and_pull() -> Any:
-            entries = list(self._entries(optimizer))
-            self._expect(entry.weight for entry in entries)  # LBFGS moves the weights between two calls
+            entries = self._entries(optimizer)
+            self._expect(entries)  # LBFGS moves the weights between two calls
             outermost, self._in_closure = not self._in_closure, True
             try:
                 loss = closure()
             finally:
                 self._in_closure = not outermost
             self._add(entries, _scale(optimizer))
-            self._pulled.update(id(entry.weight) for entry in entries)
+            self._pulled.update(entries)
             searches = self._line_search and outermost and self.quadratic is not None
             return loss + self.penalty() if searches and loss is not None else loss
 
@@ -193,21 +194,16 @@ class Puller:
         return closure_and_pull
 
     def _pull_step(self, optimizer: Optimizer) -> None:
-        entries = []
-        for entry in self._entries(optimizer):
-            if id(entry.weight) not in self._pulled:
-                self._pulled.add(id(entry.weight))
-                self._refuse_second(entry, optimizer)
-                entries.append(entry)
-        self._add(entries, _scale(optimizer))
+        entries = self._entries(optimizer)
+        if self._pulled:  # a nested step: an outer one has pulled some of them
+            entries = [entry for entry in entries if entry not in self._pulled]
+        self._add(entries, _scale(optimizer), optimizer)
+        self._pulled.update(entries)
 
     @staticmethod
     def _refuse_second(entry: GuardedWeight, optimizer: Optimizer) -> None:
         """A second step from one gradient would count its pull twice, or, if `.grad` was rewritten, not at all."""
-        grad = entry.weight.grad
-        if grad is None or entry.by is None or not entry.holds_pull(grad):
-            return
-        other = entry.by()
+        other = entry.by() if entry.by is not None else None
         if other is optimizer:
             raise GradientUsedTwiceError(
                 f"weight {entry.name!r} is stepped twice by {type(optimizer).__name__} from the same gradient (or `.grad` was "
@@ -220,33 +216,32 @@ class Puller:
                 "before the second step"
             )
 
-    def _entries(self, optimizer: Optimizer) -> Iterator[GuardedWeight]:
-        guarded = self.guarded
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
-                entry = guarded.get(id(weight))
-                if entry is not None:
-                    yield entry
+    def _entries(self, optimizer: Optimizer) -> list[GuardedWeight]:
+        known = self.guarded
+        return [e for group in optimizer.param_groups for w in group["params"] if (e := known.get(id(w))) is not None]
 
-    def _add(self, entries: Iterable[GuardedWeight], scale: Tensor | None) -> None:
-        """.grad += D·(θ−θ*) + c, for all weights in one fused operation each."""
+    def _add(self, entries: Iterable[GuardedWeight], scale: Tensor | None, by: Optimizer | None = None) -> None:
+        """.grad += D·(θ−θ*) + c, for all weights in one fused operation each. This runs in every step: it is lean."""
         added: list[tuple[GuardedWeight, Tensor]] = []
         weights, grads, centers, curvatures = [], [], [], []
         sloped, slopes = [], []
         for entry in entries:
-            weight, grad = entry.weight, entry.weight.grad
+            weight = entry.weight
+            grad = weight.grad
             if grad is None or entry.center is None or not weight.requires_grad:  # frozen meanwhile
                 continue
-            if entry.holds_pull(grad):
+            if entry.grad is not None and entry.holds_pull(grad):
+                if by is not None:
+                    self._refuse_second(entry, by)
                 continue
             if grad.layout is not torch.strided:
                 raise TypeError(
                     f"weight {entry.name!r} has a sparse gradient, which cannot hold the pull. "
                     "Use sparse=False, or leave the weight out with params="
                 )
-            added.append((entry, grad))
             center, curvature, slope = entry.follow()
-            if scale is not None or grad.dtype != center.dtype:
+            added.append((entry, grad))
+            if scale is not None or grad.dtype is not center.dtype:
                 _add_one(weight, grad, center, curvature, slope, scale)
                 continue
             weights.append(weight.data)
@@ -268,14 +263,14 @@ class Puller:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._suspended:
             return
-        stepped, touched = weakref.ref(optimizer), False
-        for entry in self._entries(optimizer):
-            touched = True
+        stepped, entries = weakref.ref(optimizer), self._entries(optimizer)
+        for entry in entries:
             entry.version = entry.weight._version
-            entry.used(stepped)
+            if entry.grad is not None:
+                entry.used(stepped)
         if self._outer is sys._getframe(1):  # the outermost step is over
             self._outer = None
-            if touched:
+            if entries:
                 self.latest = stepped
                 self.steps += 1
 
