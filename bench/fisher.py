@@ -3,6 +3,7 @@
     PYTHONPATH=src python bench/fisher.py            # the CIFAR network: times, ratios, growth of the process
     PYTHONPATH=src python bench/fisher.py --chunks   # the same for several chunk sizes
     PYTHONPATH=src python bench/fisher.py --alexnet  # peak memory of an AlexNet Fisher, in a process of its own
+    PYTHONPATH=src python bench/fisher.py --formats channels_last   # one memory format in a fresh process
 
 One thread. Times are the best of several rounds, and each round runs everything once, one after the other, so that
 a busy machine is unfair to all alike. Plain training is forward and backward at batch 256, without an optimiser.
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import psutil
@@ -74,20 +76,22 @@ def growth(run: Callable[[], None]) -> float:
     return (peak[0] - before) / 2**20
 
 
-def time_cnn6(rounds: int, chunks: list[int]) -> None:
-    for name, memory_format in FORMATS.items():
+def time_cnn6(rounds: int, chunks: list[int], formats: list[str]) -> None:
+    for name in formats:
+        memory_format = FORMATS[name]
         problem = problem_of(CNN6(), CLASSES)
         problem.model.to(memory_format=memory_format)
         batches = batches_of(32, memory_format)
-        small = [(x, y) for batch in batches for x, y in zip(batch[0].split(20), batch[1].split(20), strict=True)]
-        runs: dict[str, Callable[[], None]] = {"forward + backward, batch 256": lambda: plain(problem, batches)}
+        small = [pair for x, y in batches for pair in zip(x.split(20), y.split(20), strict=True)]
+        default = chunks[0]
+        runs = {"forward + backward, batch 256": partial(plain, problem, batches)}
         for chunk in chunks:
-            runs[f"empirical, chunk {chunk}"] = lambda c=chunk: fisher(problem, batches, "empirical", c)
-        runs[f"sample, chunk {chunks[0]}"] = lambda: fisher(problem, batches, "sample", chunks[0])
-        runs[f"exact ({CLASSES} classes), chunk {chunks[0]}"] = lambda: fisher(problem, batches, "exact", chunks[0])
-        runs["batched (20)"] = lambda: fisher(problem, small, "batched", 1)
+            runs[f"empirical, chunk {chunk}"] = partial(fisher, problem, batches, "empirical", chunk)
+        runs[f"sample, chunk {default}"] = partial(fisher, problem, batches, "sample", default)
+        runs[f"exact ({CLASSES} classes), chunk {default}"] = partial(fisher, problem, batches, "exact", default)
+        runs["batched (20)"] = partial(fisher, problem, small, "batched", default)
         # Memory first: what an earlier run has freed, the process keeps, and a later one need not ask for.
-        grown = growth(lambda: fisher(problem, batches, "empirical", chunks[0]))
+        grown = growth(runs[f"empirical, chunk {default}"])
         best = dict.fromkeys(runs, float("inf"))
         for _ in range(rounds):
             for label, run in runs.items():
@@ -98,7 +102,7 @@ def time_cnn6(rounds: int, chunks: list[int]) -> None:
         print(f"cnn6, {IMAGES} images, {name}, {torch.get_num_threads()} thread")
         for label, seconds in best.items():
             print(f"  {label:<32}{seconds:7.3f} s   {seconds / base:5.2f} x")
-        print(f"  growth of the process, empirical, chunk {chunks[0]}: {grown:.0f} MB")
+        print(f"  growth of the process, empirical, chunk {default}: {grown:.0f} MB")
 
 
 def alexnet_here(kind: Kind, images: int, chunk: int) -> None:
@@ -121,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--chunks", action="store_true", help="try several chunk sizes")
+    parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS))
     parser.add_argument("--alexnet", action="store_true")
     parser.add_argument("--alexnet-here", metavar="KIND", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -131,7 +136,7 @@ def main() -> None:
         for kind in ("empirical", "exact"):
             subprocess.run([sys.executable, __file__, "--alexnet-here", kind], check=True)
     else:
-        time_cnn6(options.rounds, [16, 4, 8, 32, 64, 128] if options.chunks else [16])
+        time_cnn6(options.rounds, [16, 4, 8, 32, 64, 128] if options.chunks else [16], options.formats)
 
 
 if __name__ == "__main__":

@@ -38,13 +38,13 @@ def test_the_guard_is_given_the_backbone_alone():
 
 
 def test_the_width_may_be_passed_for_a_foreign_backbone():
-    net = MultiHead(nn.Linear(5, 7), sizes=[1], features=7)
+    net = MultiHead(nn.Sequential(nn.Linear(5, 7)), sizes=[1], features=7)
     assert net(torch.zeros(2, 5), task=0).shape == (2, 1)
 
 
 def test_a_backbone_of_unknown_width_is_refused():
-    with pytest.raises(TypeError, match="Linear has no integer attribute 'features': set one, or pass features="):
-        MultiHead(nn.Linear(5, 7), sizes=[1])
+    with pytest.raises(TypeError, match="Flatten has no integer attribute 'out_features': set one, or pass features="):
+        MultiHead(nn.Flatten(), sizes=[1])
 
 
 @pytest.mark.parametrize("sizes", [[], [2, 0]])
@@ -57,3 +57,13 @@ def test_empty_heads_are_refused(sizes):
 def test_a_task_without_a_head_is_refused(task):
     with pytest.raises(IndexError, match=f"task must be 0 to 1: this net has 2 heads; got {task}"):
         make()(torch.zeros(1, 1, 8, 8), task=task)
+
+
+def test_zero_heads_start_silent_and_learn_from_the_first_step():
+    net = MultiHead(DigitsBackbone(), sizes=[2, 3], zero=True)
+    x = torch.rand(5, 1, 8, 8)
+    assert all(not parameter.any() for parameter in net.heads.parameters())
+    assert not net(x, task=1).any()
+    (net(x, task=1) - 1).square().mean().backward()
+    assert net.heads[1].weight.grad.abs().max() > 0
+    assert net.heads[0].weight.grad is None

@@ -24,7 +24,11 @@ def share(tensors):
 def two_tasks(rank, how):
     torch.manual_seed(0)
     model = net()
-    wrapped, guard, found = DistributedDataParallel(model, gradient_as_bucket_view=how == "views"), build("ewc+afec"), {}
+    wrapped, guard, found = (
+        DistributedDataParallel(model, gradient_as_bucket_view=how == "views"),
+        build("ewc+afec"),
+        {},
+    )
     torch.manual_seed(100 + rank)  # as people do, for another dropout in each process
     for number in (1, 2):
         optimizer, source = optim.SGD(wrapped.parameters(), 0.1), share(data(number))

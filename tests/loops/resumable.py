@@ -1,6 +1,6 @@
 """Three tasks in a loop that can be left and taken up anywhere; run as a script, it takes up what another process saved.
 
-    python resumable.py directory    for each saved <name>.pt there, go on and write <name>.end.pt
+python resumable.py directory    for each saved <name>.pt there, go on and write <name>.end.pt
 """
 
 from __future__ import annotations
@@ -52,19 +52,20 @@ class Job:
 
     def go_on(self, save=None):
         """From `at` to the end."""
-        for self.task in range(self.at[0], TASKS):
-            x, y = data(self.task + 1, SAMPLES, torch.float32)
+        for number in range(self.at[0], TASKS):
+            self.task = number
+            x, y = data(number + 1, SAMPLES, torch.float32)
             with self.guard.learning(self.model, self.optimizer, (x, y), nn.CrossEntropyLoss()) as task:
                 for epoch in range(self.at[1], EPOCHS):
                     if self.at[2] == 0:
                         task.epoch()
                     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch)).split(BATCH)
-                    for number in range(self.at[2], len(order)):
-                        if save is not None and (self.task, epoch, number) == SAVED_AT:
+                    for i in range(self.at[2], len(order)):
+                        if save is not None and (number, epoch, i) == SAVED_AT:
                             torch.save(self.state(), save)
-                        self.step((x[order[number]], y[order[number]]))
-                    self.at = (self.task, epoch + 1, 0)
-                self.at = (self.task + 1, 0, 0)
+                        self.step((x[order[i]], y[order[i]]))
+                    self.at = (number, epoch + 1, 0)
+                self.at = (number + 1, 0, 0)
 
     def state(self):
         parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "guard")}

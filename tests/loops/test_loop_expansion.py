@@ -6,7 +6,21 @@ import numpy as np
 import pytest
 import torch
 from torch import nn, optim
-from two_tasks import FORGETTING, STRENGTH, Penalty, Run, apart, data, equal, exact_fisher, loader, net, plain_loop, plain_loss, sgd
+from two_tasks import (
+    FORGETTING,
+    STRENGTH,
+    Penalty,
+    Run,
+    apart,
+    data,
+    equal,
+    exact_fisher,
+    loader,
+    net,
+    plain_loop,
+    plain_loss,
+    sgd,
+)
 
 import afec
 
@@ -31,7 +45,7 @@ OPTIMIZERS = {
         [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters()}], lr=0.3, momentum=0.5
     ),
     "tensor-lr": lambda model: optim.Adam(model.parameters(), torch.tensor(0.05), capturable=False, foreach=False),
-    "lbfgs": lambda model: optim.LBFGS(model.parameters(), 0.2, max_iter=3),
+    "lbfgs": lambda model: optim.LBFGS(model.parameters(), 0.1, max_iter=2, line_search_fn="strong_wolfe"),
 }
 
 

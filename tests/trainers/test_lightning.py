@@ -38,7 +38,12 @@ class Module(lightning.LightningModule):
 
 
 def trainer(**options):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     return lightning.Trainer(accelerator="cpu", devices=1, max_epochs=2, **quiet, **options)
 
 
@@ -61,7 +66,12 @@ OPTIMIZERS = {
     "sgd": lambda params: optim.SGD(params, 0.1, momentum=0.5),
     "adamw": lambda params: optim.AdamW(params, 0.02, fused=True),
 }
-SETTINGS = {"plain": {}, "clip": {"clip": 0.05}, "accumulate": {"accumulate": 2}, "both": {"clip": 0.05, "accumulate": 3}}
+SETTINGS = {
+    "plain": {},
+    "clip": {"clip": 0.05},
+    "accumulate": {"accumulate": 2},
+    "both": {"clip": 0.05, "accumulate": 3},
+}
 
 
 def learn_two_tasks(kind, make, fit, expand_by_trainer=False):
@@ -163,4 +173,31 @@ def test_pull_in_a_hook_of_the_module_clips_both():
         (twin.loss(batch) + penalty(twin)).backward()
         nn.utils.clip_grad_norm_(twin.parameters(), 0.05)
         optimizer.step()
+    assert apart(module, twin) < 1e-9
+
+
+def test_manual_optimisation():
+    """`self.optimizers().step()` passes a closure that does nothing."""
+
+    class Manual(Module):
+        def __init__(self, make):
+            super().__init__(make)
+            self.automatic_optimization = False
+
+        def training_step(self, batch, number):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+    make = OPTIMIZERS["adamw"]
+    module, guard = Manual(make), afec.EWC(STRENGTH)
+    for number in (1, 2):
+        start = copy.deepcopy(module.state_dict())
+        with guard.learning(module, None, loader(data(number)), nn.CrossEntropyLoss()):
+            penalty = Penalty(guard)
+            trainer().fit(module, loader(data(number)))
+    twin = Module(make)
+    twin.load_state_dict(start)
+    reference(twin, penalty, list(loader(data(2))))
     assert apart(module, twin) < 1e-9

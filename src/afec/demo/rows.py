@@ -154,7 +154,7 @@ def _prepare(seed: int, setting: Setting) -> tuple[Stream, MultiHead]:
     """The seed's tasks and its net before any learning, the same in every process."""
     stream = digits_regression(seed, train=setting.train, validation=setting.validation)
     with forked(seed_from("demo", "net", seed)):
-        return stream, MultiHead(DigitsBackbone(), stream.outputs)
+        return stream, MultiHead(DigitsBackbone(), stream.outputs, zero=True)
 
 
 def _loss(number: int) -> LossFn:

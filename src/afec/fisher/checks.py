@@ -77,7 +77,9 @@ def check_finite(squares: Mapping[str, Tensor], weights: Mapping[str, nn.Paramet
 
     `total` is the sum of all losses seen: not finite once one of them was not.
     """
-    bad = [name for name, square in squares.items() if not square.isfinite().all()]
+    # A sum is quicker than a look at each, and squares do not cancel in it; it may overflow, so look then.
+    suspects = [name for name, square in squares.items() if not square.sum().isfinite()]
+    bad = [name for name in suspects if not squares[name].isfinite().all()]
     if not bad:
         return
     broken = [name for name, weight in weights.items() if not weight.isfinite().all()]

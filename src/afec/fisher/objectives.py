@@ -109,8 +109,8 @@ class Objective:
         """The objective that routes are verified with.
 
         A route is right or wrong by the network it goes through, not by what is asked of the output. A random
-        projection of the output never vanishes; the likelihood's gradient on a well-fitted sample does, down to
-        rounding noise, which no two routes share.
+        projection of the output never vanishes; the likelihood's gradient on a well-fitted sample does, and then
+        zero equals zero, or rounding noise differs, and neither proves anything.
         """
         if self.kind == "empirical":
             return self  # a loss is all there is

@@ -85,7 +85,7 @@ def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: 
     samples = whole.take(0, 2)
     if objective.kind == "empirical":
         losses = check_mean(objective.problem, whole.take(0, CHECKED))
-        # A well-fitted sample's gradient is rounding noise, which no two routes share: take the worst fitted.
+        # A well-fitted sample's gradient is zero or rounding noise, and proves nothing: take the worst fitted.
         samples = whole.pick(losses.topk(min(2, len(losses))).indices)
     probe = objective.probe()
     samples = probe.draw(samples, probe.example(samples), torch.Generator().manual_seed(0))
@@ -125,9 +125,10 @@ def _mix(objective: Objective, samples: Samples) -> bool:
 
 
 def _agree(square: Tensor, reference: Tensor, dtype: torch.dtype) -> bool:
+    """Is `square`, which is used up here, the reference?"""
     if square.numel() == 0:
         return True
-    return bool(((square - reference).abs().max() <= _tolerance(dtype) * reference.max()).item())
+    return bool((square.sub_(reference).abs_().max() <= _tolerance(dtype) * reference.max()).item())
 
 
 def _tolerance(dtype: torch.dtype) -> float:

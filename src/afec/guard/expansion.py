@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import time
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -145,7 +146,8 @@ def _mean_loss(task: GuardedTask) -> float | None:
     if task.passes.on_demand:
         return None
     # In the mode of training: batch-norm's running statistics lag behind in a short expansion.
-    with torch.no_grad(), buffers_kept(task.model), forked(task.seed("loss"), task.device):
+    with torch.no_grad(), buffers_kept(task.model), forked(task.seed("loss"), task.device), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # activation checkpointing
         batches = itertools.islice(task.batches("loss"), MEASURED_BATCHES)
         losses = [float(task.problem.loss(task.model, batch)) for batch in batches]
     return task.processes.mean(sum(losses) / len(losses))

@@ -74,10 +74,9 @@ class Puller:
             hook = entry.weight.register_post_accumulate_grad_hook(self._watch(entry))  # type: ignore[no-untyped-call]
             self._handles.append(hook)
         for module in self.model.modules():
-            own = [p for p in module.parameters(recurse=False) if id(p) in self.guarded]
-            if own:
+            if any(id(p) in self.guarded for p in module.parameters(recurse=False)):
                 # Restoring weights (the best ones, a checkpoint) is no optimiser step that lost its pull.
-                hook = module.register_load_state_dict_post_hook(self._loaded(own))  # type: ignore[no-untyped-call]
+                hook = module.register_load_state_dict_post_hook(_OnLoad(self))  # type: ignore[no-untyped-call]
                 self._handles.append(hook)
 
     def detach(self) -> None:
@@ -132,12 +131,6 @@ class Puller:
 
         return watch
 
-    def _loaded(self, weights: list[nn.Parameter]) -> Callable[[nn.Module, Any], None]:
-        def excuse(module: nn.Module, incompatible_keys: Any) -> None:
-            self.excuse(weights)
-
-        return excuse
-
     # -- pulling --------------------------------------------------------------------------------------------------
 
     def pull(self) -> None:
@@ -156,6 +149,15 @@ class Puller:
             return torch.zeros(())
         return self.quadratic.penalty({e.name: e.weight.detach() for e in self.guarded.values()})
 
+    def refuse_climbing(self, optimizer: Optimizer) -> None:
+        """An optimiser that maximises would be pushed away from θ* by the pull."""
+        for group in optimizer.param_groups:
+            if group.get("maximize") and any(id(weight) in self.guarded for weight in group["params"]):
+                raise ValueError(
+                    f"{type(optimizer).__name__} has maximize=True, so the pull would push guarded weights away. "
+                    "Minimise the negative loss instead"
+                )
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if self._suspended:
             return None
@@ -165,6 +167,8 @@ class Puller:
         self._line_search |= isinstance(optimizer, LBFGS)
         positional = len(args) > 1 and callable(args[1])
         closure = args[1] if positional else kwargs.get("closure")
+        if self.quadratic is not None:
+            self.refuse_climbing(optimizer)
         if closure is None:
             if self.quadratic is not None:
                 self._pull_step(optimizer)
@@ -273,6 +277,20 @@ class Puller:
             if entries:
                 self.latest = stepped
                 self.steps += 1
+
+
+class _OnLoad:
+    """Excuses the weights that a module has just loaded. It lives in the module, and a copy of that must not act."""
+
+    def __init__(self, puller: Puller | None = None) -> None:
+        self.puller = puller
+
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        if self.puller is not None:
+            self.puller.excuse(p for p in module.parameters(recurse=False) if id(p) in self.puller.guarded)
+
+    def __reduce__(self) -> tuple[type[_OnLoad], tuple[()]]:
+        return _OnLoad, ()  # copied or pickled with the module: without the puller
 
 
 @torch.no_grad()

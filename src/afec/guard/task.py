@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from afec.fisher import Likelihood, choose_kind, estimate
-from afec.fisher.untouched import buffers_kept
+from afec.fisher.untouched import buffers_kept, untouched
 from afec.gaussian import Gaussian, merge
 from afec.guard.borrow import borrowed
 from afec.guard.distributed import processes_of
@@ -182,6 +182,8 @@ class GuardedTask:
                 f"weight {taken[0]!r} is in a block of {other} already: blocks do not nest. "
                 "To use two methods at once, add them: guard = one + other"
             )
+        for optimizer in self.optimizers:
+            self._puller.refuse_climbing(optimizer)
         self._held = [id(weight) for weight in self.weights.values()]
         _UNDER_GUARD.update(dict.fromkeys(self._held, repr(self.guard)))
         if not self.passes.on_demand:
@@ -217,21 +219,33 @@ class GuardedTask:
         if self._reached:
             return
         with torch.enable_grad(), buffers_kept(self.model):
-            loss = self.problem.loss(self.model, batch)
-            if not bool(torch.isfinite(loss)):
-                raise FloatingPointError(
-                    f"the loss of the first batch is {loss.item()}; the guard needs a finite one. "
-                    "Check the inputs and the weights"
-                )
-            grads = (
-                torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True) if loss.requires_grad else ()
-            )
-        if all(grad is None for grad in grads):
+            try:
+                reached = self._reaches(batch)
+            except RuntimeError as error:
+                if "checkpoint" not in str(error):
+                    raise
+                # Reentrant activation checkpointing wants backward(), which would fire the user's own hooks; it is a
+                # matter of training mode only.
+                with untouched(self.model, (), train=False, seed=self.seed("first")):
+                    reached = self._reaches(batch)
+        if not reached:
             raise ValueError(
                 f"no guarded weight gets a gradient from loss_fn on the first batch ({len(self.weights)} are guarded, "
                 f"{next(iter(self.weights))!r} first). Is this the model that the loss uses, and does params= name what trains?"
             )
         self._reached = True
+
+    def _reaches(self, batch: Any) -> bool:
+        loss = self.problem.loss(self.model, batch)
+        if not bool(torch.isfinite(loss)):
+            raise FloatingPointError(
+                f"the loss of the first batch is {loss.item()}; the guard needs a finite one. "
+                "Check the inputs and the weights"
+            )
+        if not loss.requires_grad:
+            return False
+        grads = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
+        return any(grad is not None for grad in grads)
 
     def _warn_once(self, message: str) -> None:
         if message not in self.guard._warned:

@@ -17,21 +17,28 @@ class MultiHead(nn.Module):
     Args:
         backbone: maps inputs to features of shape (batch, features).
         sizes: the number of outputs of each task.
-        features: the backbone's output width; by default what its attribute `features` says.
+        features: the backbone's output width; by default what its attribute `out_features` says.
+        zero: heads start at zero instead of PyTorch's random weights. A head then never listens to a unit that was dead
+            while it was learned, and a later task that wakes the unit does not disturb it.
     """
 
-    def __init__(self, backbone: nn.Module, sizes: Sequence[int], features: int | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, sizes: Sequence[int], features: int | None = None, *, zero: bool = False
+    ) -> None:
         super().__init__()
-        width = getattr(backbone, "features", None) if features is None else features
+        width = getattr(backbone, "out_features", None) if features is None else features
         if not isinstance(width, int):
             raise TypeError(
                 f"MultiHead needs the width of the backbone's output, but {type(backbone).__name__} has no "
-                "integer attribute 'features': set one, or pass features="
+                "integer attribute 'out_features': set one, or pass features="
             )
         if not sizes or min(sizes) < 1:
             raise ValueError(f"MultiHead needs one output size of at least 1 per task; got sizes={list(sizes)}")
         self.backbone = backbone
         self.heads = nn.ModuleList(nn.Linear(width, size) for size in sizes)
+        if zero:
+            for parameter in self.heads.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """The outputs of task number `task` (the first is 0) for the inputs `x`."""

@@ -15,7 +15,7 @@ class DigitsBackbone(nn.Module):
 
     def __init__(self, channels: int = 16, features: int = 32) -> None:
         super().__init__()
-        self.features = features
+        self.out_features = features
         self.layers = nn.Sequential(
             nn.Conv2d(1, channels, kernel_size=3, stride=2, padding=1),
             nn.ReLU(),

@@ -1,0 +1,12 @@
+"""All benchmarks, one after the other: `make bench`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    for script in (["pull.py"], ["fisher.py"], ["fisher.py", "--alexnet"]):
+        subprocess.run([sys.executable, str(here / script[0]), *script[1:]], check=True)
