@@ -150,18 +150,21 @@ def test_frozen_weights_are_not_guarded_and_not_moved(kind):
     assert torch.equal(model[0].weight, before)
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
 @pytest.mark.parametrize("to_none", [True, False])
-def test_weights_frozen_in_mid_task_stay_where_they_are(to_none, kind):
+def test_weights_frozen_in_mid_task_stay_where_they_are(to_none, by_hand, kind):
     """Also where zero_grad leaves zeros behind: the optimiser steps them, and nothing may pull them."""
     model, guard = learned_one_task(kind)
     optimizer, second = sgd(model), data(2)
-    with guard.learning(model, optimizer, second, nn.CrossEntropyLoss()):
+    with guard.learning(model, optimizer, second, nn.CrossEntropyLoss()) as task:
         plain_loop(Run(model, optimizer, plain_loss, batches=list(loader(second))), epochs=1)
         model[0].requires_grad_(False)
         before = model[0].weight.clone()
         for batch in loader(second):
             optimizer.zero_grad(set_to_none=to_none)
             plain_loss(model, batch).backward()
+            if by_hand:
+                task.pull()
             optimizer.step()
         assert torch.equal(model[0].weight, before)
 
