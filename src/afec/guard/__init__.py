@@ -3,10 +3,10 @@
 from afec.guard.base import Guard, State, Sum, Term
 from afec.guard.borrow import load, snapshot
 from afec.guard.expansion import OptimizerFactory, learns_something, optimizers_for_theta_e, train_theta_e
+from afec.guard.gradients import GradientUsedTwiceError
 from afec.guard.marks import WeightMovedError
 from afec.guard.options import FisherOptions, checked_weight, one_of
 from afec.guard.problem import HasGuardedParameters, Params
-from afec.guard.pull import GradientUsedTwiceError
 from afec.guard.task import GuardedTask
 
 __all__ = [

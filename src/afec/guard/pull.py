@@ -27,13 +27,10 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from afec.gaussian import Quadratic
+from afec.guard.gradients import add_pull
 from afec.guard.marks import GuardedWeight, WeightMovedError
 
-__all__ = ["GradientUsedTwiceError", "Puller"]
-
-
-class GradientUsedTwiceError(RuntimeError):
-    """One weight was stepped twice from the same gradient."""
+__all__ = ["Puller"]
 
 
 class Puller:
@@ -53,7 +50,7 @@ class Puller:
         self._pulled: set[GuardedWeight] = set()
         self._line_search = False
         self._in_closure = False
-        self._refreshes = False
+        self._refreshing: set[GuardedWeight] = set()
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -135,19 +132,21 @@ class Puller:
 
     def pull(self) -> None:
         """Add the pull to every gradient that does not hold it yet."""
-        if not self._refreshes:
-            # From now on a gradient that holds the pull may be clipped and then accumulated onto.
-            for entry in self.guarded.values():
+        for entry in self.guarded.values():
+            if entry not in self._refreshing and entry.weight.requires_grad:
+                # From now on a gradient that holds the pull may be clipped and then accumulated onto.
                 hook = entry.weight.register_hook(lambda grad, entry=entry: entry.refresh())  # type: ignore[no-untyped-call]
                 self._handles.append(hook)
-            self._refreshes = True
-        self._add(self.guarded.values(), None)
+                self._refreshing.add(entry)
+        add_pull(self.guarded.values(), None)
 
     def penalty(self) -> Tensor:
         """The merged penalty at the present weights."""
         if self.quadratic is None:
             return torch.zeros(())
-        return self.quadratic.penalty({e.name: e.weight.detach() for e in self.guarded.values()})
+        center = self.quadratic.center
+        known = {e.name: e.weight.detach() for e in self.guarded.values() if e.name in center}
+        return self.quadratic.penalty({name: weight.to(center[name]) for name, weight in known.items()})
 
     def refuse_climbing(self, optimizer: Optimizer) -> None:
         """An optimiser that maximises would be pushed away from θ* by the pull."""
@@ -189,7 +188,7 @@ class Puller:
                 loss = closure()
             finally:
                 self._in_closure = not outermost
-            self._add(entries, _scale(optimizer))
+            add_pull(entries, _scale(optimizer))
             self._pulled.update(entries)
             searches = self._line_search and outermost and self.quadratic is not None
             return loss + self.penalty() if searches and loss is not None else loss
@@ -201,68 +200,12 @@ class Puller:
         entries = self._entries(optimizer)
         if self._pulled:  # a nested step: an outer one has pulled some of them
             entries = [entry for entry in entries if entry not in self._pulled]
-        self._add(entries, _scale(optimizer), optimizer)
+        add_pull(entries, _scale(optimizer), optimizer)
         self._pulled.update(entries)
-
-    @staticmethod
-    def _refuse_second(entry: GuardedWeight, optimizer: Optimizer) -> None:
-        """A second step from one gradient would count its pull twice, or, if `.grad` was rewritten, not at all."""
-        other = entry.by() if entry.by is not None else None
-        if other is optimizer:
-            raise GradientUsedTwiceError(
-                f"weight {entry.name!r} is stepped twice by {type(optimizer).__name__} from the same gradient (or `.grad` was "
-                "written through `.data`, which leaves no trace). Compute a new gradient before the second step"
-            )
-        if other is not None:
-            raise GradientUsedTwiceError(
-                f"weight {entry.name!r} is stepped by {type(other).__name__} and {type(optimizer).__name__} from the same "
-                "gradient, so its pull would count twice. Give each weight to one optimiser, or compute a new gradient "
-                "before the second step"
-            )
 
     def _entries(self, optimizer: Optimizer) -> list[GuardedWeight]:
         known = self.guarded
         return [e for group in optimizer.param_groups for w in group["params"] if (e := known.get(id(w))) is not None]
-
-    def _add(self, entries: Iterable[GuardedWeight], scale: Tensor | None, by: Optimizer | None = None) -> None:
-        """.grad += D·(θ−θ*) + c, for all weights in one fused operation each. This runs in every step: it is lean."""
-        added: list[tuple[GuardedWeight, Tensor]] = []
-        weights, grads, centers, curvatures = [], [], [], []
-        sloped, slopes = [], []
-        for entry in entries:
-            weight = entry.weight
-            grad = weight.grad
-            if grad is None or entry.center is None or not weight.requires_grad:  # frozen meanwhile
-                continue
-            if entry.grad is not None and entry.holds_pull(grad):
-                if by is not None:
-                    self._refuse_second(entry, by)
-                continue
-            if grad.layout is not torch.strided:
-                raise TypeError(
-                    f"weight {entry.name!r} has a sparse gradient, which cannot hold the pull. "
-                    "Use sparse=False, or leave the weight out with params="
-                )
-            center, curvature, slope = entry.follow()
-            added.append((entry, grad))
-            if scale is not None or grad.dtype is not center.dtype:
-                _add_one(weight, grad, center, curvature, slope, scale)
-                continue
-            weights.append(weight.data)
-            grads.append(grad)
-            centers.append(center)
-            curvatures.append(curvature)
-            if slope is not None:
-                sloped.append(grad)
-                slopes.append(slope)
-        if grads:
-            with torch.no_grad():
-                away = torch._foreach_sub(weights, centers)
-                torch._foreach_addcmul_(grads, curvatures, away)
-                if slopes:
-                    torch._foreach_add_(sloped, slopes)
-        for entry, grad in added:
-            entry.mark(grad)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._suspended:
@@ -291,19 +234,6 @@ class _OnLoad:
 
     def __reduce__(self) -> tuple[type[_OnLoad], tuple[()]]:
         return _OnLoad, ()  # copied or pickled with the module: without the puller
-
-
-@torch.no_grad()
-def _add_one(
-    weight: Tensor, grad: Tensor, center: Tensor, curvature: Tensor, slope: Tensor | None, scale: Tensor | None
-) -> None:
-    """The slow way, for a gradient that is still scaled, or one of another type than the pull."""
-    pull = curvature * (weight - center)
-    if slope is not None:
-        pull += slope
-    if scale is not None:
-        pull *= scale.to(pull)
-    grad.add_(pull)
 
 
 def _scale(optimizer: Optimizer) -> Tensor | None:
