@@ -14,6 +14,7 @@ from two_tasks import (
     build,
     data,
     equal,
+    exact_fisher,
     learned_one_task,
     loader,
     net,
@@ -189,7 +190,7 @@ def test_a_compiled_step_is_pulled_or_refused():
 
 def test_three_tasks_and_evaluations_in_between(kind):
     """The third task is pulled to the second one's weights, by the mean of both Fishers."""
-    model, guard = net(), build(kind)
+    model, guard, fishers = net(), build(kind), []
     for number in (1, 2, 3):
         model.zero_grad()
         twin, batches = copy.deepcopy(model), list(loader(data(number)))
@@ -203,6 +204,9 @@ def test_three_tasks_and_evaluations_in_between(kind):
                 model.train()
         if penalty is not None:
             assert torch.equal(penalty.terms[0][1]["0.weight"], twin[0].weight)
+            for name, f in penalty.terms[0][2].items():
+                torch.testing.assert_close(f, sum(old[name] for old in fishers) / len(fishers), rtol=1e-7, atol=1e-10)
             plain_loop(Run(twin, sgd(twin), lambda m, b, p=penalty: plain_loss(m, b) + p(m), batches=batches))
             assert apart(model, twin) < 1e-9
+        fishers.append(exact_fisher(model, data(number)[0]))
     assert guard.tasks_done == 3

@@ -17,7 +17,7 @@ from afec.demo.tuning import FIRST_SEED, TRIALS, best_of, tuning_table
 from afec.demo.workers import RowError, available_cores, run_rows
 from afec.streams import digits_regression
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 ABOUT = """\
 Learns two contradictory tasks one after the other on real images (scikit-learn's handwritten digits; nothing is
@@ -28,7 +28,7 @@ EWC at the compute that AFEC takes, and EWC with active forgetting (AFEC).
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (by default those of the process) and return its exit code."""
-    options = _parser().parse_args(arguments)
+    options = parse(arguments)
     # Where no terminal says how wide it is, lines must not be cut.
     console = Console() if sys.stdout.isatty() else Console(width=120)
     setting = SMOKE if options.scale == "smoke" else Setting()
@@ -60,7 +60,7 @@ def _compare(options: argparse.Namespace, setting: Setting, console: Console) ->
 
 
 def _tune(options: argparse.Namespace, setting: Setting, console: Console) -> None:
-    seeds = range(FIRST_SEED, FIRST_SEED + (options.seeds or 6))
+    seeds = range(FIRST_SEED, FIRST_SEED + (options.seeds or 4))
     results = _run(TRIALS, seeds, options.workers, setting, console)
     console.print(tuning_table(results))
     used = {row.name: (row.strength, row.forgetting) for row in ROWS}
@@ -81,9 +81,10 @@ def _run(rows: Sequence[Row], seeds: Sequence[int], workers: int, setting: Setti
     return results
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options that `arguments` give, by default those of the process; leaves with a message where they are wrong."""
     parser = argparse.ArgumentParser("python -m afec.demo", description=ABOUT)
-    parser.add_argument("--seeds", type=_positive, help="how many seeds to average over (default: 5; 6 with --tune)")
+    parser.add_argument("--seeds", type=_positive, help="how many seeds to average over (default: 5; 4 with --tune)")
     parser.add_argument(
         "--out", type=Path, default=Path("demo-output"), help="where table and picture go (default: %(default)s/)"
     )
@@ -102,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale", choices=("full", "smoke"), default="full", help="smoke: a few seconds, numbers without meaning"
     )
-    return parser
+    return parser.parse_args(arguments)
 
 
 def _positive(text: str) -> int:

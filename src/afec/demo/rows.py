@@ -51,18 +51,18 @@ class Setting:
 
     train: int = 700
     validation: int = 300
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: Schedule = field(default_factory=lambda: Schedule(patience=20, lr_min=1e-4))
 
 
 SMOKE = Setting(train=120, validation=60, schedule=Schedule(batch_size=40, patience=1, lr_min=3e-4, max_epochs=4))
 """A few seconds in all, for tests: nothing is learned to the end, and its numbers mean nothing."""
 
-# Tuned by `python -m afec.demo --tune` on the validation images of other seeds, twelve trials each; docs/demo.md has the table.
+# Tuned by `python -m afec.demo --tune` on the validation images of other seeds, six trials each; docs/demo.md has the table.
 ROWS = (
     Row("finetune"),
-    Row("ewc", strength=100),
-    Row("ewc (equal compute)", strength=30, patience=4),
-    Row("ewc+afec", strength=1000, forgetting=0.1),
+    Row("ewc", strength=30),
+    Row("ewc (equal compute)", strength=30, patience=3),
+    Row("ewc+afec", strength=30, forgetting=0.1),
 )
 
 

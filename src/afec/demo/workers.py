@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 import torch
@@ -122,7 +122,8 @@ def _start_worker(counter: Any, stop: Any) -> None:
 
 
 def _count(epoch: Epoch) -> None:
-    if _stop.is_set():
+    parent = parent_process()
+    if _stop.is_set() or (parent is not None and not parent.is_alive()):  # a killed parent cannot tell
         raise _Stopped
     with _counter.get_lock():
         _counter.value += 1
