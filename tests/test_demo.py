@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,3 +169,25 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     assert process.returncode == 130
     assert error == "stopped; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_end_with_a_parent_that_was_killed(tmp_path):
+    command = [sys.executable, "-m", "afec.demo", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert "digits-regression" in process.stdout.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        process.kill()
+        pytest.skip("this system does not list a process's children")
+    _wait_until(lambda: len(children.read_text().split()) == 2)  # multiprocessing's resource tracker, and the worker
+    workers = [int(pid) for pid in children.read_text().split()]
+    process.kill()
+    process.communicate()
+    _wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def _wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)

@@ -125,7 +125,10 @@ def draw(path: Path, results: Sequence[Result], setting: Setting) -> None:
         (name, [_panel(result, seed, number, stream.tasks[number]) for result in results])
         for number, name in enumerate(("old task", "new task"))
     ]
-    title = f"Where each method puts the digits after learning two arrangements one after the other (test images, seed {seed})"
+    title = (
+        "Where each method puts the digits after learning two arrangements one after the other\n"
+        f"(test images of one seed, {seed}; the colour is the true digit, a ring its place; the table has the means over seeds)"
+    )
     draw_circles(path, lines, [result.row for result in results], title)
 
 

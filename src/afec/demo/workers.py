@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -119,11 +120,19 @@ def _start_worker(counter: Any, stop: Any) -> None:
     _counter, _stop = counter, stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where a signal cannot be blocked before this line
     torch.set_num_threads(1)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot tell anybody to stop, and its workers would wait for work for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _count(epoch: Epoch) -> None:
-    parent = parent_process()
-    if _stop.is_set() or (parent is not None and not parent.is_alive()):  # a killed parent cannot tell
+    if _stop.is_set():
         raise _Stopped
     with _counter.get_lock():
         _counter.value += 1

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 __all__ = ["Panel", "draw_circles"]
 
-REACH = 1.6  # of the axes; predictions further out are drawn on the edge
+REACH = 1.5  # predictions further out are drawn at this radius, at their own angle
+EDGE = 1.55
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,11 @@ def _draw(ax: Any, panel: Panel) -> None:
     colours = [mpl.colormaps["tab10"](k) for k in range(len(panel.targets))]
     angle = np.linspace(0, 2 * np.pi, 200)
     ax.plot(np.cos(angle), np.sin(angle), color="0.8", linewidth=1, zorder=0)
-    points = panel.points.clip(-REACH, REACH)
+    radius = np.linalg.norm(panel.points, axis=1, keepdims=True)
+    points = panel.points * np.minimum(1, REACH / np.maximum(radius, 1e-9))
     ax.scatter(*points.T, c=[colours[k] for k in panel.classes], s=7, alpha=0.55, linewidths=0)
     for k, (x, y) in enumerate(panel.targets):
         ax.scatter(x, y, s=190, color="white", edgecolors=[colours[k]], linewidths=2, zorder=3)
         ax.text(x, y, str(k), color=colours[k], ha="center", va="center_baseline", weight="bold", fontsize=10, zorder=4)
-    ax.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), aspect="equal", xticks=[], yticks=[])
+    ax.set(xlim=(-EDGE, EDGE), ylim=(-EDGE, EDGE), aspect="equal", xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
