@@ -33,7 +33,7 @@ class Panel:
 
 
 def draw_circles(
-    path: Path, rows: Sequence[tuple[str, Sequence[Panel]]], columns: Sequence[str], title: str, dpi: int = 100
+    path: Path, rows: Sequence[tuple[str, Sequence[Panel]]], columns: Sequence[str], title: str, dpi: int = 85
 ) -> None:
     """Write the picture to `path`: one row of circles per task, one column per method."""
     for name, panels in rows:
