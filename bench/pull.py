@@ -6,6 +6,7 @@ machine only ratios of neighbours mean anything. CPU time, one thread.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -66,6 +67,7 @@ def measure(name: str, count: int, rounds: int) -> float:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     print(
         "goal: at most 3 % of a step of the CIFAR CNN at batch 256, at most 10 % of a step of the digits net at batch 32"
