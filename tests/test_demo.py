@@ -159,9 +159,14 @@ def test_help_says_what_it_does(capsys):
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-m", "afec.demo", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    # A background job of a shell has SIGINT ignored, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "digits-regression" in process.stdout.readline()
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and workers alike
