@@ -168,9 +168,9 @@ class Puller:
         closure = args[1] if positional else kwargs.get("closure")
         if self.quadratic is not None:
             self.refuse_climbing(optimizer)
-        if closure is None:
-            if self.quadratic is not None:
+            if closure is None:
                 self._pull_step(optimizer)
+        if closure is None:
             return None
         if getattr(closure, "pulls_for", None) is self:  # a wrapper hands our closure on
             return None
