@@ -4,10 +4,11 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: demo test quick bench tune clean
+.PHONY: demo test quick bench study clean
 
 demo: .venv/core
-	$(BIN)/python -m afec.demo
+	$(BIN)/afec run digits-regression --method finetune ewc ewc@equal-compute ewc+afec --seeds 5 \
+		--runs demo-output/runs --picture demo-output/circles.png
 
 test: .venv/dev
 	$(BIN)/ruff check .
@@ -21,8 +22,8 @@ quick: .venv/dev
 bench: .venv/dev
 	$(BIN)/python bench/run.py
 
-tune: .venv/core
-	$(BIN)/python -m afec.demo --tune
+study: .venv/core
+	$(BIN)/python results/digits-regression/study.py
 
 # torch first and by itself: the constraint then decides which build everything else finds.
 .venv/core: $(SOURCES)

@@ -1,4 +1,8 @@
-"""Every Python snippet in README and docs runs, in order, page by page; every command is one that exists."""
+"""Every Python snippet in README and docs runs, in order, page by page; every command is one that exists.
+
+Commands of `afec` are read as the command line reads them, down to the benchmark, the methods and their settings, and those of
+the scale `smoke` are really run. A TOML block that begins with the name of a file, `# mine.toml`, is that file for the page.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from afec.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "results").glob("**/*.md"))]
@@ -22,8 +28,18 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.fixture
+def workplace(page, tmp_path, monkeypatch):
+    """An empty directory with the files that the page shows."""
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "toml"):
+        if named := re.match(r"# ([\w-]+\.toml)\n", block):
+            (tmp_path / named[1]).write_text(block)
+    return tmp_path
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
-def test_snippets_run(page, capsys):
+def test_snippets_run(page, capsys, workplace):
     namespace: dict[str, object] = {}
     for block in blocks(page, "python"):
         exec(compile(block, name(page), "exec"), namespace)
@@ -38,26 +54,42 @@ def test_the_diff_of_the_readme_is_the_loop_below_it():
     assert all(line in loop for line in added)
 
 
+def commands(page: Path) -> list[list[str]]:
+    """The commands of the page's bash blocks, as a shell would split them."""
+    text = "".join(blocks(page, "bash")).replace("\\\n", " ")
+    return [command for line in text.splitlines() if (command := shlex.split(line, comments=True))]
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "bash")], ids=name)
-def test_commands_exist(page):
-    """`make` targets are known to make; `python -m` commands and scripts take the options that the page gives them."""
-    for line in "".join(blocks(page, "bash")).splitlines():
-        command = shlex.split(line, comments=True)
-        if not command:
-            continue
+def test_commands_exist(page, workplace, monkeypatch, capsys):
+    """`make` targets are known to make, scripts take the options that the page gives them, and `afec` reads its arguments."""
+    monkeypatch.setattr("afec.cli._do", lambda *arguments: None)  # everything but the work
+    for command in commands(page):
         if command[0] == "make":
             subprocess.run(["make", "--dry-run", *command[1:]], cwd=ROOT, check=True, capture_output=True)
-        elif command[:3] == ["python", "-m", "afec.demo"]:
-            from afec.demo.__main__ import parse
-
-            parse(command[3:])
-        elif command[0] == "python" and command[1].startswith("bench/"):
+        elif command[0] == "afec":
+            if command[1] == "resume":
+                Path(next((word for word in command[2:] if not word.startswith("-")), "runs")).mkdir(exist_ok=True)
+            assert main(command[1:]) == 0, f"{name(page)}: {' '.join(command)}: {capsys.readouterr().err}"
+        elif command[0] == "python" and command[1].startswith(("bench/", "results/")):
             run = subprocess.run([sys.executable, *command[1:], "--help"], cwd=ROOT, capture_output=True, text=True)
             assert run.returncode == 0, run.stderr
             for option in command[2:]:
                 assert not option.startswith("--") or option in run.stdout
         else:
-            pytest.fail(f"{name(page)} has a command that no test knows: {line}")
+            pytest.fail(f"{name(page)} has a command that no test knows: {' '.join(command)}")
+
+
+def smoke_commands(page: Path) -> list[list[str]]:
+    return [command for command in commands(page) if command[0] == "afec" and "smoke" in command]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if smoke_commands(page)], ids=name)
+def test_quick_commands_run(page, workplace):
+    for command in smoke_commands(page):
+        run = subprocess.run([sys.executable, "-m", "afec.cli", *command[1:]], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)

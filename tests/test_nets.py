@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from afec.nets import DigitsBackbone, MultiHead
+from afec.nets import NETS, DigitsBackbone, MultiHead, check_backbone, make_backbone
 
 
 def make(sizes=(2, 3)):
@@ -47,7 +47,7 @@ def test_a_backbone_of_unknown_width_is_refused():
         MultiHead(nn.Flatten(), sizes=[1])
 
 
-@pytest.mark.parametrize("sizes", [[], [2, 0]])
+@pytest.mark.parametrize("sizes", [[0], [2, 0]])
 def test_empty_heads_are_refused(sizes):
     with pytest.raises(ValueError, match="one output size of at least 1 per task; got sizes="):
         make(sizes)
@@ -67,3 +67,109 @@ def test_zero_heads_start_silent_and_learn_from_the_first_step():
     (net(x, task=1) - 1).square().mean().backward()
     assert net.heads[1].weight.grad.abs().max() > 0
     assert net.heads[0].weight.grad is None
+
+
+def test_heads_of_different_sizes_are_their_own_layers():
+    net, x = make([2, 5, 1]), torch.randn(3, 1, 8, 8)
+    features = net.backbone(x)
+    for task, size in enumerate([2, 5, 1]):
+        assert net(x, task).shape == (3, size)
+        torch.testing.assert_close(net(x, task), nn.functional.linear(features, *net.heads[task].parameters()))
+
+
+def test_a_head_added_later_is_the_head_that_would_have_been_there():
+    torch.manual_seed(0)
+    whole = MultiHead(DigitsBackbone(), [2, 3])
+    torch.manual_seed(0)
+    grown = MultiHead(DigitsBackbone(), [2])
+    old = grown.heads[0].weight
+    assert grown.add_head(3) == 1
+    assert grown.heads[0].weight is old
+    assert list(grown.state_dict()) == list(whole.state_dict())
+    assert all(a.equal(b) for a, b in zip(grown.parameters(), whole.parameters(), strict=True))
+    assert {id(p) for p in grown.guarded_parameters()} == {id(p) for p in grown.backbone.parameters()}
+
+
+def test_a_net_of_zero_heads_grows_by_zero_heads():
+    silent, loud = MultiHead(DigitsBackbone(), [2], zero=True), make([2])
+    for net in (silent, loud):
+        net.add_head(4)
+    assert silent.zero
+    assert not loud.zero
+    assert not silent.heads[1].weight.any()
+    assert loud.heads[1].weight.any()
+
+
+def test_a_new_head_is_where_the_backbone_is_and_in_its_precision():
+    for net in (make([2]).double(), MultiHead(DigitsBackbone().double(), [2])):
+        net.add_head(3)
+        assert {p.dtype for p in net.parameters()} == {torch.float64}
+        assert net(torch.zeros(1, 1, 8, 8, dtype=torch.float64), task=1).shape == (1, 3)
+    away = make([2]).to("meta")
+    away.add_head(3)
+    assert all(p.is_meta for p in away.parameters())
+
+
+def test_a_backbone_without_weights_gets_plain_heads():
+    net = MultiHead(nn.Flatten(), [1], features=6)
+    net.add_head(2)
+    assert net(torch.zeros(4, 2, 3), task=1).dtype == torch.float32
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_an_empty_new_head_is_refused(size):
+    net = make([2])
+    with pytest.raises(ValueError, match=f"a head needs at least 1 output; got size={size}"):
+        net.add_head(size)
+    assert len(net.heads) == 1
+
+
+# Backbones by name.
+
+
+@pytest.mark.parametrize(("name", "shape"), [("digits", (1, 8, 8)), ("cnn6", (3, 32, 32)), ("alexnet", (3, 224, 224))])
+def test_named_backbones_say_their_own_width(name, shape):
+    with torch.device("meta"):  # AlexNet has 57 million weights, and only the shapes are asked for
+        backbone = make_backbone(name)
+        assert backbone(torch.zeros(2, *shape)).shape == (2, backbone.out_features)
+    assert NETS[name].name == name
+    assert NETS[name].description
+
+
+def test_the_list_of_backbones():
+    assert list(NETS) == ["digits", "cnn6", "alexnet"]
+    assert NETS["digits"].options == ("channels", "features")
+    assert NETS["cnn6"].options == ()
+
+
+def test_options_reach_the_backbone():
+    assert make_backbone("digits", features=7)(torch.zeros(1, 1, 8, 8)).shape == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "message"),
+    [
+        ({"name": "cnn"}, "name", "unknown net 'cnn'; did you mean 'cnn6'? There is: alexnet, cnn6, digits"),
+        ({"name": "qqq"}, "name", "unknown net 'qqq'. There is: alexnet, cnn6, digits"),
+        (
+            {"name": "digits", "feature": 3},
+            "feature",
+            "the net 'digits' has no option 'feature'; did you mean 'features'? It has: channels, features",
+        ),
+        ({"name": "cnn6", "width": 3}, "width", "the net 'cnn6' has no option 'width'. It has: none"),
+    ],
+)
+def test_unknown_names_say_what_is_near_and_what_there_is(section, key, message):
+    options = {k: v for k, v in section.items() if k != "name"}
+    with pytest.raises(ValueError) as caught:
+        make_backbone(section["name"], **options)
+    assert str(caught.value) == message
+    with pytest.raises(ValueError) as caught:
+        check_backbone(section)
+    assert str(caught.value) == f"net.{key}: {message}"
+
+
+def test_sections_are_checked_without_making_the_net():
+    check_backbone({"name": "digits", "features": 3})
+    with pytest.raises(ValueError, match="net.name: it is missing; there is: digits, cnn6, alexnet"):
+        check_backbone({"features": 3})

@@ -1,11 +1,16 @@
-"""Means, paired differences by hand, and the picture."""
+"""Means, paired differences by hand, the table of a study, and the pictures."""
 
 import math
 
 import numpy as np
 import pytest
 
+from afec.files import save_tree
+from afec.lab import RunDirectory, build, load_benchmark, resolve
+from afec.lab.directory import Row
 from afec.report import Panel, draw_circles, mean_and_std, paired
+from afec.report.picture import draw_study
+from afec.report.table import comparisons, lines, study_table
 
 
 def test_mean_and_sample_deviation():
@@ -56,3 +61,181 @@ def test_a_row_of_the_wrong_length_is_refused(tmp_path):
     with pytest.raises(ValueError, match="row 'old task' has 1 panels for 2 columns"):
         draw_circles(tmp_path / "x.png", [("old task", [panel()])], ["a", "b"], "title")
     assert not (tmp_path / "x.png").exists()
+
+
+# -- the table of a study -----------------------------------------------------------------------------------------
+
+
+def written(root, method, seed, matrix, epochs=(4, 4), theta_e=(0, 0), benchmark="digits-regression", **sets):
+    """A finished run with these accuracies, as if it had been run."""
+    config = resolve(load_benchmark(benchmark), method, "smoke", sets)
+    directory = RunDirectory.of(root, config, seed)
+    directory.begin(config)
+    rows = [(i, j) for i in range(len(matrix)) for j in range(len(matrix[0])) if not math.isnan(matrix[i][j])]
+    directory.write_accuracy([Row(i, j + 1, f"task {j + 1}", 0.5, matrix[i][j]) for i, j in rows])
+    directory.append_events(
+        [
+            {"event": "task", "task": n + 1, "epochs": one, "epochs_theta_e": other, "samples": 100 * (one + other)}
+            for n, (one, other) in enumerate(zip(epochs, theta_e, strict=True))
+        ]
+    )
+    directory.finish(1.0)
+    return config, directory
+
+
+def after_two(old, new):
+    """0.1 by chance; the first task at 0.8 when it was learned."""
+    return [[0.1, 0.1], [0.8, 0.1], [old, new]]
+
+
+@pytest.fixture
+def study(tmp_path):
+    runs = []
+    for seed, (plain, ewc, ours) in enumerate(
+        [((0.4, 0.8), (0.6, 0.8), (0.6, 0.84)), ((0.2, 0.8), (0.6, 0.6), (0.6, 0.68))]
+    ):
+        runs.append(written(tmp_path, "finetune", seed, after_two(*plain)))
+        runs.append(written(tmp_path, "ewc", seed, after_two(*ewc), epochs=(4, 6)))
+        runs.append(written(tmp_path, "ewc+afec", seed, after_two(*ours), theta_e=(0, 4)))
+        runs.append(written(tmp_path, "joint", seed, after_two(0.9, 0.9)))
+        runs.append(written(tmp_path, "scratch", seed, [[0.1, 0.1], [0.7, math.nan], [math.nan, 0.9]]))
+    return runs
+
+
+def cells(table):
+    """The table as {row: {column: cell}}."""
+    columns = {str(column.header): list(column.cells) for column in table.columns}
+    return {
+        row: {name: values[place] for name, values in columns.items() if name != "method"}
+        for place, row in enumerate(columns["method"])
+    }
+
+
+def test_the_table_by_hand(study):
+    table = study_table(lines(study))
+    assert table.title == "digits-regression at scale smoke: test accuracy in %, mean ± std of 2 seeds"
+    found = cells(table)
+    assert list(found) == ["finetune", "ewc (λ=30)", "ewc+afec (λ=30, λ_e=0.1)", "joint", "scratch"]
+    assert found["finetune"] == {
+        "AAC": "55.0 ± 7.1",  # 60 and 50
+        "old tasks": "30.0 ± 14.1",
+        "new task": "[bold]80.0 ± 0.0[/bold]",
+        "each new task": "[bold]80.0 ± 0.0[/bold]",
+        "BWT": "-50.0 ± 14.1",  # 40 − 80 and 20 − 80
+        "FWT vs scratch": "[bold]-10.0 ± 0.0[/bold]",  # 80 − 90, the second task
+        "epochs": "8",
+        "compute": "1.00 ×",
+    }
+    assert found["ewc+afec (λ=30, λ_e=0.1)"]["AAC"] == "[bold]68.0 ± 5.7[/bold]"  # 72 and 64
+    assert found["ewc+afec (λ=30, λ_e=0.1)"]["epochs"] == "12"
+    assert found["ewc+afec (λ=30, λ_e=0.1)"]["compute"] == "1.50 ×"
+    assert found["ewc (λ=30)"]["compute"] == "1.25 ×"
+
+
+def test_references_do_not_compete_and_what_is_unknown_is_a_dash(study):
+    found = cells(study_table(lines(study)))
+    assert found["joint"]["AAC"] == "90.0 ± 0.0"
+    assert found["scratch"]["AAC"] == found["scratch"]["BWT"] == found["scratch"]["FWT vs scratch"] == "–"
+    assert found["scratch"]["each new task"] == "80.0 ± 0.0"  # 70 and 90 in the mean
+    assert not any("bold" in cell for row in ("joint", "scratch") for cell in found[row].values())
+
+
+def test_a_column_that_nobody_knows_is_left_out(study):
+    without = [(config, run) for config, run in study if config.method not in ("scratch", "finetune")]
+    found = cells(study_table(lines(without)))
+    assert "FWT vs scratch" not in found["joint"]
+    assert found["joint"]["compute"] == "–"  # relative to fine-tuning, which is not there
+
+
+def test_one_method_alone_is_not_the_best_of_anything(study):
+    alone = [(config, run) for config, run in study if config.method == "ewc"]
+    assert not any("bold" in cell for cell in cells(study_table(lines(alone)))["ewc (λ=30)"].values())
+
+
+def test_one_seed_has_no_spread_and_a_row_with_fewer_seeds_says_so(study):
+    first = [(config, run) for config, run in study if run.seed == 0]
+    assert cells(study_table(lines(first)))["finetune"]["AAC"] == "60.0"
+    fewer = [(config, run) for config, run in study if run.seed == 0 or config.method == "finetune"]
+    assert list(cells(study_table(lines(fewer))))[:2] == ["finetune", "ewc (λ=30), 1 of 2 seeds"]
+
+
+def test_unfinished_runs_are_not_in_the_table(study):
+    (study[1][1].path / "DONE").unlink()
+    found = {line.config.method: sorted(line.metrics) for line in lines(study)}
+    assert found == {"finetune": [0, 1], "ewc": [1], "ewc+afec": [0, 1], "joint": [0, 1], "scratch": [0, 1]}
+
+
+def test_paired_differences_in_words(study):
+    (sentence,) = comparisons(lines(study))
+    assert sentence == (
+        "ewc+afec (λ=30, λ_e=0.1) minus ewc (λ=30): AAC +3.0 points, 2 of 2 seeds won; standard error 1.0, "
+        "95 % interval -9.7 to +15.7: not distinguishable from zero"  # 12.706 · 1.0 on either side
+    )
+    (single,) = comparisons(lines([pair for pair in study if pair[1].seed == 0]))
+    assert single.endswith("AAC +2.0 points, 1 of 1 seeds won; one seed says nothing about chance")
+
+
+def test_a_clear_difference_in_words_and_pairs_by_seed(tmp_path):
+    runs = [written(tmp_path, "ewc", seed, after_two(0.5, 0.5)) for seed in (0, 1, 2)]
+    runs += [written(tmp_path, "ewc+afec", seed, after_two(0.5, new)) for seed, new in ((1, 0.6), (2, 0.62), (7, 1.0))]
+    (sentence,) = comparisons(lines(runs))
+    assert "AAC +5.5 points, 2 of 2 seeds won; standard error 0.5" in sentence  # 5 and 6; seeds 0 and 7 have no partner
+    assert "interval -0.9 to +11.9: not distinguishable" in sentence
+    runs.append(written(tmp_path, "ewc+afec", 0, after_two(0.5, 0.61)))
+    (sentence,) = comparisons(lines(runs))
+    assert sentence.endswith("zero is outside")
+
+
+def test_a_grid_is_compared_row_by_row_and_each_with_its_own_scratch(tmp_path):
+    runs = []
+    for lr, alone in ((0.1, 0.5), (0.2, 0.6)):
+        sets = {"training": {"lr": lr}}
+        runs.append(written(tmp_path, "finetune", 0, after_two(0.5, 0.7), **sets))
+        runs.append(written(tmp_path, "scratch", 0, [[0.1, 0.1], [0.7, math.nan], [math.nan, alone]], **sets))
+    found = cells(study_table(lines(runs)))
+    assert found["finetune, lr=0.1"]["FWT vs scratch"].removeprefix("[bold]").startswith("20.0")
+    assert found["finetune, lr=0.2"]["FWT vs scratch"].removeprefix("[bold]").startswith("10.0")
+
+
+def test_a_variant_keeps_the_plain_reference(tmp_path):
+    runs = [
+        written(tmp_path, "ewc@equal-compute", 0, after_two(0.5, 0.7)),
+        written(tmp_path, "scratch", 0, [[0.1, 0.1], [0.7, math.nan], [math.nan, 0.5]]),
+    ]
+    assert cells(study_table(lines(runs)))["ewc@equal-compute (λ=30)"]["FWT vs scratch"] == "20.0"
+
+
+# -- the pictures of a study --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "start"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml"), ("p.pdf", b"%PDF")])
+def test_curves_over_the_tasks(name, start, tmp_path):
+    runs = [
+        written(tmp_path, method, seed, after_two(0.5, 0.7), benchmark="digits")
+        for method in ("finetune", "ewc", "joint", "scratch")
+        for seed in (0, 1)
+    ]
+    draw_study(tmp_path / "new" / name, runs)
+    assert (tmp_path / "new" / name).read_bytes().startswith(start)
+
+
+def test_rows_of_a_grid_are_curves_of_their_own(tmp_path):
+    runs = [
+        written(tmp_path, "ewc", 0, after_two(0.5, 0.7), benchmark="digits", training={"lr": lr}) for lr in (0.1, 0.2)
+    ]
+    draw_study(tmp_path / "p.svg", runs)
+    text = (tmp_path / "p.svg").read_text()  # matplotlib writes each text as a comment beside its outlines
+    assert all(f"<!-- ewc (λ=100), lr={lr} -->" in text for lr in (0.1, 0.2))
+
+
+def test_circles_from_the_weights_of_runs(tmp_path):
+    runs = [written(tmp_path, method, 0, after_two(0.5, 0.7)) for method in ("finetune", "ewc")]
+    for config, run in runs:
+        save_tree(run.path / "weights" / "task2.safetensors", dict(build(config, 0)[1].state_dict()))
+    draw_study(tmp_path / "p.png", runs)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_finished_run_there_is_nothing_to_draw(tmp_path):
+    with pytest.raises(ValueError, match="there is no finished run to draw"):
+        draw_study(tmp_path / "p.png", [])

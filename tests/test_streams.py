@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from afec.streams import Split, Task, digits_regression
+from afec.streams import STREAMS, Split, Stream, Task, check_stream, digits, digits_regression, make_stream
 from afec.streams.digits import arrangement, circle, nearest_position
 
 
@@ -115,3 +117,196 @@ def test_a_split_of_unequal_lengths_is_refused():
     good, bad = Split(torch.zeros(2, 3), torch.zeros(2)), Split(torch.zeros(2, 3), torch.zeros(1))
     with pytest.raises(ValueError, match="the validation split of task 'toy' has 2 inputs and 1 targets"):
         Task("toy", good, bad, good, outputs=2, loss="mse")
+
+
+# `digits`: the classes divided among the tasks.
+
+PARTS = ("train", "validation", "test")
+
+
+def digit_of_image():
+    data = load_digits()
+    images = (data.images / 16).astype("float32")
+    return {image.tobytes(): int(label) for image, label in zip(images, data.target, strict=True)}
+
+
+def true_digits(split):
+    known = digit_of_image()
+    return [known[image.numpy().tobytes()] for image in split.inputs[:, 0]]
+
+
+def rows(split):
+    return {image.numpy().tobytes() for image in split.inputs}
+
+
+def test_digits_by_default_are_five_tasks_of_two_classes():
+    stream = digits(seed=0)
+    assert (stream.name, stream.scenario, stream.outputs) == ("digits", "task", [2] * 5)
+    named = [[int(word) for word in task.name.split()[1:]] for task in stream.tasks]
+    assert sorted(digit for classes in named for digit in classes) == list(range(10))
+    for task, classes in zip(stream.tasks, named, strict=True):
+        assert task.loss == "cross_entropy"
+        for part in PARTS:
+            split = getattr(task, part)
+            assert split.inputs.dtype == torch.float32
+            assert split.targets.dtype == torch.int64
+            assert split.inputs.shape[1:] == (1, 8, 8)
+            # The label is the place of the image's own class among the classes that the task is named after.
+            assert [classes[label] for label in split.targets] == true_digits(split)
+
+
+def test_every_image_is_used_once():
+    stream = digits(seed=3)
+    parts = [rows(getattr(task, part)) for task in stream.tasks for part in PARTS]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == 1797
+
+
+def test_parts_of_each_class_by_hand():
+    task = digits(seed=0, tasks=1, validation=0.1, test=0.3).tasks[0]
+    # scikit-learn has 178, 182, 177, 183, 181, 182, 181, 179, 174 and 180 images of the digits 0 to 9.
+    counts = {part: torch.tensor(true_digits(getattr(task, part))).bincount().tolist() for part in PARTS}
+    assert counts["test"] == [53, 55, 53, 55, 54, 55, 54, 54, 52, 54]
+    assert counts["validation"] == [18, 18, 18, 18, 18, 18, 18, 18, 17, 18]
+    assert counts["train"] == [107, 109, 106, 110, 109, 109, 109, 107, 105, 108]
+
+
+def test_test_images_are_the_same_for_every_seed_and_the_rest_is_divided_anew():
+    one, two = digits(seed=0), digits(seed=100)
+    assert [task.name for task in one.tasks] != [task.name for task in two.tasks]
+    tests = [set().union(*(rows(task.test) for task in stream.tasks)) for stream in (one, two)]
+    trains = [set().union(*(rows(task.train) for task in stream.tasks)) for stream in (one, two)]
+    assert tests[0] == tests[1]
+    assert trains[0] != trains[1]
+    # How the classes are divided among the tasks does not matter either.
+    other = digits(seed=0, sizes=[3, 4, 3])
+    assert set().union(*(rows(task.train) for task in other.tasks)) == trains[0]
+
+
+def test_rows_are_mixed_and_the_test_is_in_the_order_of_the_data():
+    task = digits(seed=0, tasks=2).tasks[0]
+    for part in PARTS:
+        assert len(set(getattr(task, part).targets[:20].tolist())) > 2
+    everything = [(image / 16).astype("float32").tobytes() for image in load_digits().images]
+    places = [everything.index(image.numpy().tobytes()) for image in task.test.inputs]
+    assert places == sorted(places)
+
+
+def test_digits_are_a_pure_function_of_their_arguments():
+    torch.manual_seed(1)
+    one = digits(seed=5, tasks=2)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    two = digits(seed=5, tasks=2)
+    assert torch.get_rng_state().equal(before)
+    for a, b in zip(one.tasks, two.tasks, strict=True):
+        assert a.name == b.name
+        for part in PARTS:
+            assert getattr(a, part).inputs.equal(getattr(b, part).inputs)
+            assert getattr(a, part).targets.equal(getattr(b, part).targets)
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 2**40),
+    sizes=st.lists(st.integers(2, 5), min_size=1, max_size=3).filter(lambda sizes: sum(sizes) <= 10),
+    validation=st.floats(0.001, 0.45),
+    test=st.floats(0.001, 0.45),
+)
+def test_every_split_has_every_class_of_its_task(seed, sizes, validation, test):
+    stream = digits(seed, validation=validation, test=test, sizes=sizes)
+    assert stream.outputs == sizes
+    for task, size in zip(stream.tasks, sizes, strict=True):
+        for part in PARTS:
+            assert set(getattr(task, part).targets.tolist()) == set(range(size))
+        assert not rows(task.train) & rows(task.validation)
+        assert not (rows(task.train) | rows(task.validation)) & rows(task.test)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tasks": 3}, "tasks=3; 10 classes make 1, 2 or 5 tasks of equal size"),
+        ({"tasks": 10}, "at least two classes each. For others give sizes="),
+        ({"tasks": 0}, "tasks=0"),
+        ({"tasks": "5"}, "tasks='5'"),
+        ({"sizes": []}, "sizes=[]; it needs the number of classes of each task"),
+        ({"sizes": [1, 9]}, "at least 2 each"),
+        ({"sizes": [6, 6]}, "10 in all at most"),
+        ({"sizes": [2.0, 3]}, "sizes=[2.0, 3]"),
+        ({"tasks": 2, "sizes": [2, 3, 5]}, "tasks=2 and 3 sizes, [2, 3, 5]; give one of the two"),
+        ({"validation": 0}, "each must be above 0"),
+        ({"test": 0.9, "validation": 0.1}, "their sum below 1"),
+        ({"test": float("nan")}, "test=nan"),
+        ({"test": 0.5, "validation": 0.4999}, "leaves none of the 1"),
+    ],
+)
+def test_digits_that_cannot_be_are_refused(wrong, message):
+    with pytest.raises(ValueError) as caught:
+        digits(seed=0, **wrong)
+    assert message in str(caught.value)
+
+
+def test_a_stream_of_unequal_tasks_says_the_size_of_each():
+    split, more = Split(torch.zeros(2, 3), torch.tensor([1, 0])), Split(torch.zeros(3, 3), torch.tensor([1, 0, 1]))
+    first = Task("a", split, split, split, outputs=2, loss="cross_entropy")
+    second = Task("b", more, split, split, outputs=2, loss="cross_entropy")
+    assert str(Stream("toy", (first, second), "task")) == (
+        "toy (scenario 'task'): a, b; 2/2/2, 3/2/2 images for training/validation/test"
+    )
+
+
+# Streams by name.
+
+
+def test_named_streams_are_what_their_records_say():
+    assert list(STREAMS) == ["digits", "digits-regression"]
+    for name, record in STREAMS.items():
+        stream = make_stream(name, seed=1)
+        assert (stream.name, stream.scenario) == (record.name, record.scenario) == (name, record.scenario)
+        assert record.description
+    assert STREAMS["digits"].options == ("tasks", "validation", "test", "sizes")
+    assert STREAMS["digits-regression"].options == ("tasks", "train", "validation")
+
+
+def test_options_reach_the_stream():
+    assert make_stream("digits", 0, sizes=[2, 3]).outputs == [2, 3]
+    assert make_stream("digits-regression", 0, train=100).tasks[0].train.size == 100
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "message"),
+    [
+        (
+            {"name": "digit-regression"},
+            "name",
+            "unknown stream 'digit-regression'; did you mean 'digits-regression'? There is: digits, digits-regression",
+        ),
+        ({"name": "qqq"}, "name", "unknown stream 'qqq'. There is: digits, digits-regression"),
+        (
+            {"name": "digits", "task": 2},
+            "task",
+            "the stream 'digits' has no option 'task'; did you mean 'tasks'? It has: tasks, validation, test, sizes",
+        ),
+        (
+            {"name": "digits-regression", "q": 2},
+            "q",
+            "the stream 'digits-regression' has no option 'q'. It has: tasks, train, validation",
+        ),
+    ],
+)
+def test_unknown_names_say_what_is_near_and_what_there_is(section, key, message):
+    options = {k: v for k, v in section.items() if k != "name"}
+    with pytest.raises(ValueError) as caught:
+        make_stream(section["name"], 0, **options)
+    assert str(caught.value) == message
+    with pytest.raises(ValueError) as caught:
+        check_stream(section)
+    assert str(caught.value) == f"stream.{key}: {message}"
+
+
+def test_sections_are_checked_without_making_the_stream():
+    check_stream({"name": "digits", "tasks": 5, "sizes": [2, 3]})
+    with pytest.raises(ValueError, match="stream.name: it is missing; there is: digits, digits-regression"):
+        check_stream({"tasks": 5})
+    with pytest.raises(ValueError, match="stream.seed: the stream 'digits' has no option 'seed'"):
+        check_stream({"name": "digits", "seed": 5})  # a seed is not part of a benchmark

@@ -2,6 +2,21 @@
 
 from afec.gaussian import Gaussian
 from afec.guard import GradientUsedTwiceError, Guard, GuardedTask, WeightMovedError
-from afec.methods import AFEC, EWC
+from afec.learner import Learner, Machine, Schedule
+from afec.methods import AFEC, EWC, MAS, RWALK, SI
 
-__all__ = ["AFEC", "EWC", "Gaussian", "GradientUsedTwiceError", "Guard", "GuardedTask", "WeightMovedError"]
+__all__ = [
+    "AFEC",
+    "EWC",
+    "MAS",
+    "RWALK",
+    "SI",
+    "Gaussian",
+    "GradientUsedTwiceError",
+    "Guard",
+    "GuardedTask",
+    "Learner",
+    "Machine",
+    "Schedule",
+    "WeightMovedError",
+]

@@ -22,9 +22,11 @@ __all__ = [
     "Quadratic",
     "beta_from_forgetting",
     "forgetting_from_beta",
+    "grown",
     "log_evidence",
     "merge",
     "running_average",
+    "running_sum",
     "weighted_product",
 ]
 
@@ -81,17 +83,10 @@ class Gaussian:
                     f"weight {name!r} was guarded in an earlier task and is no longer in the model; "
                     f"the model has {_some(weights)}. Keep the names, or start a new guard"
                 )
-            now, was = weights[name], mean[name]
-            if now.shape == was.shape:
-                continue
-            if now.dim() == 0 or now.shape[1:] != was.shape[1:] or now.shape[0] < was.shape[0]:
-                raise ValueError(
-                    f"weight {name!r} changed its shape from {tuple(was.shape)} to {tuple(now.shape)}; only growth along "
-                    "the first dimension is allowed (a head that gets new classes). Start a new guard for a new shape"
-                )
-            rows = now.detach()[was.shape[0] :].to(was)
-            mean[name] = torch.cat([was, rows])
-            precision[name] = torch.cat([precision[name], torch.zeros_like(rows)])
+            now = weights[name].detach()
+            if now.shape != mean[name].shape:
+                mean[name] = grown(name, mean[name], now)
+                precision[name] = grown(name, precision[name], torch.zeros_like(now))
         return Gaussian(mean, precision)
 
 
@@ -153,6 +148,18 @@ def merge(terms: Sequence[tuple[float, Gaussian]]) -> Quadratic:
     return Quadratic(center, curvature, slope, _total(constants))
 
 
+def grown(name: str, was: Tensor, now: Tensor) -> Tensor:
+    """`was`, and below it the rows that `now` has more; any other difference of their shapes raises."""
+    if now.shape == was.shape:
+        return was
+    if now.dim() == 0 or now.shape[1:] != was.shape[1:] or now.shape[0] < was.shape[0]:
+        raise ValueError(
+            f"weight {name!r} changed its shape from {tuple(was.shape)} to {tuple(now.shape)}; only growth along "
+            "the first dimension is allowed (a head that gets new classes). Start a new guard for a new shape"
+        )
+    return torch.cat([was, now[len(was) :].to(was)])
+
+
 def running_average(old: Gaussian | None, new: Gaussian, task: int) -> Gaussian:
     """The Gaussian of tasks 1…t: F_{1:t} = ((t−1)·F_{1:t−1} + F_t)/t around the newest mean (paper, App. B.1).
 
@@ -168,6 +175,18 @@ def running_average(old: Gaussian | None, new: Gaussian, task: int) -> Gaussian:
             precision[name] = ((task - 1) * f_old.to(f_new) + f_new) / task
         else:
             mean[name], precision[name] = old.mean[name], f_old * ((task - 1) / task)
+    return Gaussian(mean, precision)
+
+
+def running_sum(old: Gaussian | None, new: Gaussian) -> Gaussian:
+    """The precisions of all tasks added up, around the newest mean: what MAS and SI remember."""
+    mean, precision = dict(new.mean), dict(new.precision)
+    for name, f_old in (old.precision if old is not None else {}).items():
+        assert old is not None
+        if name in precision:
+            precision[name] = f_old.to(precision[name]) + precision[name]
+        else:
+            mean[name], precision[name] = old.mean[name], f_old
     return Gaussian(mean, precision)
 
 

@@ -54,8 +54,6 @@ def test_afec_needs_one_weight_and_one_way_to_train():
         AFEC(forgetting=0.1, beta=0.2, epochs=1)
     with pytest.raises(ValueError, match="either forgetting"):
         AFEC(epochs=1)
-    with pytest.raises(ValueError, match=r"how long to train θ_e: epochs=20, or expand="):
-        AFEC(0.1)
     with pytest.raises(ValueError, match="either epochs= or expand=, not both"):
         AFEC(0.1, epochs=1, expand=lambda: None)
     with pytest.raises(ValueError, match="epochs must be an integer ≥ 1; got 0"):

@@ -38,7 +38,8 @@ def test_the_expression_is_the_name():
 
 
 def test_presets_set_what_the_table_says_and_what_is_given_wins():
-    for name, preset in PRESETS.items():
+    for name, presets in PRESETS.items():
+        preset = presets["afec"]
         how = {} if preset["schedule"] == "interleaved" else {"epochs": 2}
         term = AFEC(0.1, preset=name, **how)
         assert term.expand_from == preset["expand_from"]

@@ -51,6 +51,28 @@ def two_tasks(rank, how):
     return found
 
 
+def paths(rank, how):
+    """What SI and MAS remember, of steps that add up four micro-batches, clipped together with the pull."""
+    torch.manual_seed(0)
+    model = net()
+    wrapped, guard = DistributedDataParallel(model), afec.SI(5.0) + afec.MAS(0.1)
+    for number in (1, 2):
+        optimizer, source = optim.SGD(wrapped.parameters(), 0.1), share(data(number))
+        with guard.learning(wrapped, optimizer, source, nn.CrossEntropyLoss()) as task:
+            for _ in range(3):
+                for x, y in source:
+                    optimizer.zero_grad()
+                    for part in zip(x.chunk(4), y.chunk(4), strict=True):
+                        (plain_loss(wrapped, part) / 4).backward()
+                        if how == "pull":
+                            task.pull()
+                    if how == "pull":
+                        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+                    optimizer.step()
+    states = guard.state_dict()["states"]
+    return {name: clones(states[name]["precision"]) for name in ("si", "mas")}
+
+
 def outcome(function):
     try:
         function()
@@ -99,6 +121,7 @@ def work(rank, folder):
         "gloo", f"file://{folder}/meet", world_size=WORLD, rank=rank, timeout=datetime.timedelta(seconds=30)
     )
     found = {how: two_tasks(rank, how) for how in ("plain", "pull", "views")}
+    found["paths"] = {how: paths(rank, how) for how in ("plain", "pull")}
     found["diverges"] = outcome(lambda: diverges(rank))
     found["sharded"] = outcome(lambda: sharded(rank))
     found["disagrees"] = outcome(lambda: disagrees(rank))

@@ -5,6 +5,7 @@ python resumable.py directory    for each saved <name>.pt there, go on and write
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 
@@ -16,7 +17,16 @@ import afec
 
 TASKS, EPOCHS, BATCH, SAMPLES = 3, 3, 8, 24
 SAVED_AT = (1, 1, 1)  # task, epoch, batch: in the middle of the second task's second epoch
-METHODS = ("ewc", "ewc+afec", "ewc+afec-main", "ewc+afec-expand", "interleaved", "official")
+OTHERS = {
+    "mas": lambda: afec.MAS(0.5),
+    "mas-official": lambda: afec.MAS(0.5, preset="official"),
+    "si": lambda: afec.SI(20.0),
+    "si-official": lambda: afec.SI(20.0, preset="official"),
+    "si+afec": lambda: afec.SI(20.0) + afec.AFEC(4.0, epochs=2),
+    "rwalk": lambda: afec.RWALK(2.0),
+    "rwalk-official": lambda: afec.RWALK(2.0, preset="official") + afec.AFEC(4.0, preset="official"),
+}
+METHODS = ("ewc", "ewc+afec", "ewc+afec-main", "ewc+afec-expand", "interleaved", "official", *OTHERS)
 
 
 class Job:
@@ -27,9 +37,11 @@ class Job:
         layers = [nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 3)]
         self.model = nn.Sequential(*layers)
         self.optimizer = optim.Adam(self.model.parameters(), 0.02)
-        self.at, self.forbidden, self.task = (0, 0, 0), (), 0
+        self.at, self.forbidden, self.task, self.best = (0, 0, 0), (), 0, None
         self.guard = afec.EWC(50.0, fisher="sample")
-        if name == "official":
+        if name in OTHERS:
+            self.guard = OTHERS[name]()
+        elif name == "official":
             self.guard = afec.EWC(50.0, preset="official") + afec.AFEC(4.0, preset="official")
         elif name == "interleaved":
             self.guard = self.guard + afec.AFEC(4.0, schedule="interleaved", fisher="sample")
@@ -59,22 +71,29 @@ class Job:
                 for epoch in range(self.at[1], EPOCHS):
                     if self.at[2] == 0:
                         task.epoch()
+                    if epoch == 1 and self.at[2] == 0:  # as a learner does that keeps the best weights
+                        self.best = copy.deepcopy(self.model.state_dict())
+                        task.bookmark()
                     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch)).split(BATCH)
                     for i in range(self.at[2], len(order)):
                         if save is not None and (number, epoch, i) == SAVED_AT:
                             torch.save(self.state(), save)
                         self.step((x[order[i]], y[order[i]]))
                     self.at = (number, epoch + 1, 0)
+                if number == 1:
+                    self.model.load_state_dict(self.best)
+                    task.return_to_bookmark()
                 self.at = (number + 1, 0, 0)
 
     def state(self):
         parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "guard")}
-        return {**parts, "rng": torch.get_rng_state()}
+        return {**parts, "rng": torch.get_rng_state(), "best": self.best}
 
     def take_up(self, state):
         for name in ("model", "optimizer", "guard"):
             getattr(self, name).load_state_dict(state[name])
         torch.set_rng_state(state["rng"])
+        self.best = state["best"]
         self.at, self.forbidden = SAVED_AT, SAVED_AT[:1]
         assert self.guard.in_task
         assert self.guard.tasks_done == 1

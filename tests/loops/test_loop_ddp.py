@@ -69,6 +69,25 @@ def test_the_weights_are_those_of_one_process_on_loss_plus_penalty(how, ranks):
     assert_close(found["end"], {name: value.detach() for name, value in model.named_parameters()})
 
 
+@pytest.mark.parametrize("how", ["plain", "pull"])
+def test_paths_and_sensitivities_are_those_of_one_process(how, ranks):
+    torch.manual_seed(0)
+    model, guard = net(), afec.SI(5.0) + afec.MAS(0.1)
+    for number in (1, 2):
+        optimizer = sgd(model)
+        with guard.learning(model, optimizer, data(number), nn.CrossEntropyLoss()) as task:
+            for batch in list(loader(data(number))) * 3:
+                optimizer.zero_grad()
+                plain_loss(model, batch).backward()
+                if how == "pull":
+                    task.pull()
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+                optimizer.step()
+    for rank in ranks:
+        for name, found in rank["paths"][how].items():
+            assert_close(found, guard.state_dict()["states"][name]["precision"], tol=1e-10)
+
+
 def test_an_expansion_that_fails_in_one_process_fails_in_all(ranks):
     one, other = (rank["diverges"] for rank in ranks)
     assert one.startswith("FloatingPointError: the loss of θ_e became")

@@ -5,7 +5,7 @@ each weight the fastest of three routes that gives what one backward pass per sa
 """
 
 from afec.fisher.estimate import EXACT_UP_TO, choose_kind, estimate
-from afec.fisher.problem import KINDS, FisherSum, Kind, Likelihood, Problem, Route
+from afec.fisher.problem import KINDS, FisherSum, Kind, Likelihood, Power, Problem, Route
 
 __all__ = [
     "EXACT_UP_TO",
@@ -13,6 +13,7 @@ __all__ = [
     "FisherSum",
     "Kind",
     "Likelihood",
+    "Power",
     "Problem",
     "Route",
     "choose_kind",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from afec.fisher.batches import Samples
 from afec.fisher.objectives import scalar_loss
-from afec.fisher.problem import KINDS, Kind, Problem
+from afec.fisher.problem import KINDS, Kind, Power, Problem
 
 __all__ = ["check_finite", "check_mean", "check_request"]
 
@@ -22,10 +22,16 @@ def check_request(
     batch_size: int | None,
     train: bool,
     chunk: int,
+    power: Power = 2,
 ) -> None:
     """Raise where the arguments of `estimate` do not fit together."""
     if kind not in KINDS:
         raise ValueError(f"unknown Fisher kind {kind!r}. Expected one of {_list(KINDS)}.")
+    if power not in (1, 2) or (power == 1 and kind not in ("empirical", "batched")):
+        raise ValueError(
+            f'power must be 2 (squared gradients), or 1 (absolute ones) with kind="empirical" or "batched". '
+            f"Got power={power!r} with kind={kind!r}."
+        )
     if train and kind != "batched":
         raise ValueError(
             f'train=True needs kind="batched". Got kind={kind!r}: in train mode (dropout, batch statistics) '

@@ -14,7 +14,7 @@ from afec.fisher.batches import Samples, size_of
 from afec.fisher.checks import check_finite, check_request
 from afec.fisher.objectives import Objective, scalar_loss
 from afec.fisher.plan import Plan, make_plan, zeros
-from afec.fisher.problem import FisherSum, Kind, Problem
+from afec.fisher.problem import FisherSum, Kind, Power, Problem
 from afec.fisher.untouched import untouched
 
 __all__ = ["EXACT_UP_TO", "choose_kind", "estimate"]
@@ -33,6 +33,7 @@ def estimate(
     train: bool = False,
     seed: int = 0,
     chunk: int = 16,
+    power: Power = 2,
 ) -> FisherSum:
     """The diagonal Fisher information of `weights` on `batches`, as a sum and a count.
 
@@ -46,18 +47,19 @@ def estimate(
         train: run in train mode, dropout on (preset `official`). Of `batched` only.
         seed: of the draws of `sample`, and of whatever else is drawn during the pass.
         chunk: how many samples go through the network at once: speed and memory, not the result.
+        power: 2 adds up squared gradients, 1 absolute ones (MAS). Of `empirical` and `batched` only.
 
     Returns:
         The sum, the count, and the route that served each weight.
 
     Nothing else changes: no buffer, `.grad`, mode or RNG state, and no hook is left.
     """
-    check_request(problem, weights, kind=kind, batch_size=batch_size, train=train, chunk=chunk)
+    check_request(problem, weights, kind=kind, batch_size=batch_size, train=train, chunk=chunk, power=power)
     with untouched(problem.model, weights.values(), train=train, seed=seed) as generator:
         squares = {name: zeros(weight) for name, weight in weights.items()}
         if kind == "batched":
-            return _batched(problem, weights, _some(batches), batch_size, squares)
-        return _per_sample(Objective(problem, kind), weights, _some(batches), generator, chunk, squares)
+            return _batched(problem, weights, _some(batches), batch_size, squares, power)
+        return _per_sample(Objective(problem, kind, power), weights, _some(batches), generator, chunk, squares)
 
 
 def _some(batches: Iterable[Any]) -> Iterator[Any]:
@@ -79,6 +81,7 @@ def _batched(
     batches: Iterator[Any],
     batch_size: int | None,
     squares: dict[str, Tensor],
+    power: Power,
 ) -> FisherSum:
     count, total = 0, torch.zeros(())
     for batch in batches:
@@ -88,7 +91,7 @@ def _batched(
             count += size_of(batch) if problem.split is None else sum(1 for _ in problem.split(batch))
         loss = scalar_loss(problem, batch)
         total = total.to(loss.device) + loss.detach()
-        loop.add_squares(loss.reshape(1), weights, squares)
+        loop.add_squares(loss.reshape(1), weights, squares, power)
     check_finite(squares, weights, total)
     return FisherSum(squares, count / (batch_size or 1), dict.fromkeys(weights, "batch"))
 

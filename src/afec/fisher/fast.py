@@ -92,7 +92,7 @@ def accumulate(
             inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
             present = [grad.to(dtype) for grad in grads if grad is not None]
             if present:
-                RULES[type(module)].add(module, inputs, present, squares)
+                RULES[type(module)].add(module, inputs, present, squares, objective.power)
     return served, value
 
 

@@ -53,7 +53,8 @@ def squares(
         total: dict[str, Tensor] = {}
         for direction in torch.eye(len(values), dtype=values.dtype, device=values.device):
             for name, grad in pullback(direction)[0].items():
-                square = grad.to(torch.promote_types(grad.dtype, torch.float32)).square()
+                square = grad.to(torch.promote_types(grad.dtype, torch.float32))
+                square = square.square() if objective.power == 2 else square.abs()
                 total[name] = total[name] + square if name in total else square
         return total, values.sum()
 

@@ -9,12 +9,15 @@ from torch import Tensor, nn
 
 from afec.fisher.batches import Samples
 from afec.fisher.objectives import Objective
+from afec.fisher.problem import Power
 
 __all__ = ["accumulate", "add_squares"]
 
 
-def add_squares(scalars: Tensor, weights: Mapping[str, nn.Parameter], into: Mapping[str, Tensor]) -> None:
-    """Add the squared gradients of each of `scalars` to `into`; a weight without a gradient adds nothing."""
+def add_squares(
+    scalars: Tensor, weights: Mapping[str, nn.Parameter], into: Mapping[str, Tensor], power: Power = 2
+) -> None:
+    """Add the squared (or absolute) gradients of each of `scalars` to `into`; a weight without one adds nothing."""
     if not scalars.requires_grad or not weights:
         return
     last = len(scalars) - 1
@@ -24,7 +27,7 @@ def add_squares(scalars: Tensor, weights: Mapping[str, nn.Parameter], into: Mapp
             if grad is not None:
                 grad = grad.to_dense() if grad.is_sparse else grad
                 grad = grad.to(into[name].dtype)  # before squaring: a half's square underflows
-                into[name].addcmul_(grad, grad)
+                into[name].addcmul_(grad, grad if power == 2 else grad.sign())
 
 
 def accumulate(
@@ -35,5 +38,5 @@ def accumulate(
     for sample in samples.chunks(1):
         scalars = objective(sample)
         value = value.to(scalars.device) + scalars.detach().sum()
-        add_squares(scalars, weights, into)
+        add_squares(scalars, weights, into, objective.power)
     return value

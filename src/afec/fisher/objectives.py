@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from afec.fisher.batches import Samples
-from afec.fisher.problem import Kind, Problem
+from afec.fisher.problem import Kind, Power, Problem
 
 __all__ = ["Objective", "categorical_factor", "scalar_loss"]
 
@@ -39,6 +39,7 @@ class Objective:
 
     problem: Problem
     kind: Kind
+    power: Power = 2
 
     def __call__(self, samples: Samples) -> Tensor:
         """The J objectives, each summed over the samples: a vector."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-__all__ = ["KINDS", "FisherSum", "Kind", "Likelihood", "Problem", "Route"]
+__all__ = ["KINDS", "FisherSum", "Kind", "Likelihood", "Power", "Problem", "Route"]
 
 Kind = Literal["exact", "sample", "empirical", "batched"]
 """Which Fisher information. All four are diagonal, and all are means: over samples, `batched` over batches.
@@ -24,6 +24,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Likelihood = Literal["categorical", "gaussian"]
 """What the model's output parametrises: logits along dimension 1, or means of unit variance."""
+
+Power = Literal[1, 2]
+"""What gradients are raised to before they are added up: squares are a Fisher, absolute values the sensitivity of MAS."""
 
 Route = Literal["fast", "func", "loop", "batch"]
 """How a weight was served: by module hooks, by `torch.func`, sample by sample, or batch by batch."""
@@ -54,7 +57,7 @@ class FisherSum:
     """A Fisher before its division, so that a caller can first add `squares` and `count` over processes."""
 
     squares: dict[str, Tensor]
-    """Sums of squared gradients, in float32 at least, by the names the weights were given under."""
+    """Sums of squared gradients (of absolute ones for `power` 1), in float32 at least, by the names of the weights."""
 
     count: float
     """What to divide by: the number of samples; for `batched` the number of batches, N / batch_size."""

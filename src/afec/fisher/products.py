@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Convolution", "add_convolution", "add_sequence"]
+from afec.fisher.problem import Power
+
+__all__ = ["Convolution", "add_convolution", "add_sequence", "raised_"]
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -23,20 +25,27 @@ BLOCK = 2**22
 """Numbers in one temporary, windows or products: few enough to stay in cache from one operation to the next."""
 
 
-def add_sequence(inputs: Tensor, grads: list[Tensor], into: Tensor) -> None:
+def raised_(gradient: Tensor, power: Power) -> Tensor:
+    """|gradient|^power, in place."""
+    return gradient.square_() if power == 2 else gradient.abs_()
+
+
+def add_sequence(inputs: Tensor, grads: list[Tensor], into: Tensor, power: Power) -> None:
     """Add the squares of a linear layer's weight (out, in), for inputs of shape (batch, ..., in)."""
     left = _joined([grad.flatten(1, -2).transpose(1, 2) for grad in grads], 1).unsqueeze(1)
     right = inputs.flatten(1, -2).unsqueeze(1)
     for block in _blocks(len(inputs), left.shape[2] * right.shape[3]):
-        into += _squares(left[block], right[block], len(grads)).squeeze(0)
+        into += _squares(left[block], right[block], len(grads), power).squeeze(0)
 
 
-def add_convolution(module: Convolution, inputs: Tensor, grads: list[Tensor], into: Mapping[str, Tensor]) -> None:
+def add_convolution(
+    module: Convolution, inputs: Tensor, grads: list[Tensor], into: Mapping[str, Tensor], power: Power
+) -> None:
     """Add a convolution's squares: any stride, padding, padding mode, dilation and groups."""
     flat = [grad.flatten(2) for grad in grads]  # (batch, out, positions): a view in either memory format
     if "bias" in into:
         for grad in flat:
-            into["bias"] += grad.sum(2).square_().sum(0)
+            into["bias"] += raised_(grad.sum(2), power).sum(0)
     if "weight" not in into:
         return
     batch, _, positions = flat[0].shape
@@ -47,7 +56,7 @@ def add_convolution(module: Convolution, inputs: Tensor, grads: list[Tensor], in
     total = left.new_zeros(module.groups, module.out_channels // module.groups, taps * channels)
     for block in _blocks(batch, taps * module.in_channels * max(left.shape[2], positions)):
         windows = _windows(module, padded[block], grads[0].shape[2:], channels_last)
-        total += _squares(left[block], windows, len(grads))
+        total += _squares(left[block], windows, len(grads), power)
     if channels_last:
         total = total.view(*total.shape[:2], taps, channels).transpose(2, 3)
     into["weight"] += total.reshape(into["weight"].shape)
@@ -64,14 +73,14 @@ def _blocks(size: int, numbers: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, size, step))
 
 
-def _squares(left: Tensor, right: Tensor, objectives: int) -> Tensor:
-    """Σ_b Σ_j (left_bj @ right_b)², of shape (group, out, in).
+def _squares(left: Tensor, right: Tensor, objectives: int, power: Power) -> Tensor:
+    """Σ_b Σ_j |left_bj @ right_b|^power, of shape (group, out, in).
 
     `left` is (batch, group, objectives · out, positions), `right` is (batch, group, positions, in).
     """
     product = left @ right
     batch, groups, rows, columns = product.shape
-    return product.view(batch, groups, objectives, rows // objectives, columns).square_().sum((0, 2))
+    return raised_(product.view(batch, groups, objectives, rows // objectives, columns), power).sum((0, 2))
 
 
 def _padded(module: Convolution, inputs: Tensor) -> Tensor:

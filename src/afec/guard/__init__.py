@@ -1,13 +1,16 @@
 """The block around one task, in anybody's training loop."""
 
-from afec.guard.base import Guard, State, Sum, Term
+from afec.guard.base import Guard, State, Sum
 from afec.guard.borrow import load, snapshot
 from afec.guard.expansion import OptimizerFactory, learns_something, optimizers_for_theta_e, train_theta_e
 from afec.guard.gradients import GradientUsedTwiceError
 from afec.guard.marks import WeightMovedError
 from afec.guard.options import FisherOptions, checked_weight, one_of
 from afec.guard.problem import HasGuardedParameters, Params
+from afec.guard.rehearsal import rehearsed_steps
+from afec.guard.steps import Step, bookmarked, returned
 from afec.guard.task import GuardedTask
+from afec.guard.term import Term
 
 __all__ = [
     "FisherOptions",
@@ -18,14 +21,18 @@ __all__ = [
     "OptimizerFactory",
     "Params",
     "State",
+    "Step",
     "Sum",
     "Term",
     "WeightMovedError",
+    "bookmarked",
     "checked_weight",
     "learns_something",
     "load",
     "one_of",
     "optimizers_for_theta_e",
+    "rehearsed_steps",
+    "returned",
     "snapshot",
     "train_theta_e",
 ]

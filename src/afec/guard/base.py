@@ -1,8 +1,7 @@
 """What a guard is and how guards add.
 
-A guard is one or more terms. A term is a method (EWC, AFEC, …): settings that never change, and functions from its state to
-a new state. States are plain dictionaries of tensors and numbers, so that saving them is saving the guard, and leaving a
-block by an exception is forgetting the new ones.
+A guard is one or more terms, the methods (see `term`). Their states are plain dictionaries of tensors and numbers, so that
+saving them is saving the guard, and leaving a block by an exception is forgetting the new ones.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from afec.fisher import Likelihood
-from afec.gaussian import Gaussian
 from afec.guard.problem import LossFn, Params, Predict
 from afec.guard.task import GuardedTask
 
 if TYPE_CHECKING:
     from afec.guard.check import CheckReport
+    from afec.guard.term import Term
 
-__all__ = ["Guard", "State", "Sum", "Term"]
+__all__ = ["Guard", "State", "Sum"]
 
 State = dict[str, Any]
 FORMAT = 1
@@ -93,6 +92,7 @@ class Guard(ABC):
         split: Callable[[Any], Iterable[Any]] | None = None,
         batch_size: int = 64,
         progress: bool | None = None,
+        train: Callable[[], object] | None = None,
     ) -> Iterator[GuardedTask]:
         """Learn one task inside the block: expansion on entry, the pull in every step, consolidation on exit.
 
@@ -107,6 +107,8 @@ class Guard(ABC):
             split: batch → its single-sample batches, where slicing tensors along the first dimension is not enough.
             batch_size: of our passes where `data` are tensors.
             progress: a progress bar for the expansion; by default when standard error is a terminal.
+            train: how θ_e is trained where AFEC says neither `epochs=` nor `expand=`: a function that trains the model
+                in place.
 
         An exception inside the block leaves the guard as it was on entry.
         """
@@ -120,6 +122,7 @@ class Guard(ABC):
             split=split,
             batch_size=batch_size,
             progress=progress,
+            train=train,
         )
         try:
             yield task
@@ -141,6 +144,7 @@ class Guard(ABC):
         split: Callable[[Any], Iterable[Any]] | None = None,
         batch_size: int = 64,
         progress: bool | None = None,
+        train: Callable[[], object] | None = None,
     ) -> GuardedTask:
         """The entry of `learning` by hand, for callbacks and notebooks; then `task.end()` or `task.abort()`."""
         if self._task is not None:
@@ -148,9 +152,16 @@ class Guard(ABC):
                 f"{self!r} is already learning task {self._task.number + 1}: blocks of one guard do not nest. "
                 "End it first with guard.task.end(), or drop it with guard.task.abort()"
             )
-        if self._seed is None:
+        first = self._seed is None
+        if first:
             self._seed = torch.initial_seed()
-        task = GuardedTask(self, model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, progress)
+        arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, progress, train)
+        try:
+            task = GuardedTask(self, *arguments)
+        except BaseException:
+            self._seed = None if first else self._seed
+            raise
+        task.gave_seed = first
         self._task = task
         try:
             task._start()
@@ -170,6 +181,7 @@ class Guard(ABC):
         likelihood: Likelihood | None = None,
         split: Callable[[Any], Iterable[Any]] | None = None,
         batch_size: int = 64,
+        train: Callable[[], object] | None = None,
         seconds: float = 5.0,
     ) -> CheckReport:
         """A preflight of a few seconds in your own setting; prints what it found and returns it. Changes nothing.
@@ -179,7 +191,7 @@ class Guard(ABC):
         """
         from afec.guard.check import check
 
-        arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, False)
+        arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, False, train)
         return check(self, arguments, seconds)
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -219,48 +231,6 @@ class Guard(ABC):
 
     def _commit(self, states: dict[str, State]) -> None:
         self._states, self._flights, self._tasks_done = states, None, self._tasks_done + 1
-
-
-class Term(Guard):
-    """One method. A subclass is final: settings in the constructor, and functions of its state."""
-
-    name: ClassVar[str]
-    rank: ClassVar[int] = 0  # sorts the terms of a sum; the pull to the old tasks comes first
-    pull_name: ClassVar[str] = "old"  # in reports: the pull to the old tasks, or the forgetting pull
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """The method itself."""
-        return (self,)
-
-    @abstractmethod
-    def described(self) -> str:
-        """The expression that makes it, such as `EWC(strength=500)`."""
-
-    @property
-    @abstractmethod
-    def is_off(self) -> bool:
-        """Whether its weight is zero in every task: then it is dropped before anything runs."""
-
-    def begin_task(self, task: GuardedTask, state: State) -> State:
-        """What the method learns on entry; lives as long as the task (its flight)."""
-        return {}
-
-    def begin_epoch(self, task: GuardedTask, state: State, flight: State) -> State:
-        """The new flight at `task.epoch()`."""
-        return flight
-
-    @abstractmethod
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
-        """The weighted Gaussians that pull during the task."""
-
-    @abstractmethod
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
-        """About what `quadratics` would give in the next task, in a few seconds, for `check`; None if it cannot tell."""
-
-    @abstractmethod
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
-        """The new state, from the weights at the end of the task."""
 
 
 class Sum(Guard):

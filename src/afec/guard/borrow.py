@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from afec.gaussian import grown
+
 __all__ = ["borrowed", "load", "snapshot", "unwrapped_optimizer"]
 
 
@@ -29,18 +31,8 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 def load(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Write a `snapshot` into the model in place. Names that it lacks, and rows that grew since, keep their value."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if name not in values:
-            continue
-        value = values[name]
-        if value.shape == tensor.shape:
-            tensor.copy_(value)
-        elif value.dim() == tensor.dim() > 0 and value.shape[1:] == tensor.shape[1:] and len(value) < len(tensor):
-            tensor[: len(value)].copy_(value)
-        else:
-            raise ValueError(
-                f"{name!r} changed its shape from {tuple(value.shape)} to {tuple(tensor.shape)}; "
-                "only growth along the first dimension is allowed"
-            )
+        if name in values:
+            tensor.copy_(grown(name, values[name].to(tensor), tensor))
 
 
 def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:

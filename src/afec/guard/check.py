@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from afec.fisher.untouched import untouched
 from afec.gaussian import Gaussian, Quadratic, merge
 from afec.guard.borrow import borrowed
 from afec.guard.expansion import training_step
-from afec.guard.pull import Puller
+from afec.guard.rehearsal import walk, watched
 from afec.guard.task import GuardedTask
 from afec.randomness import forked
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckReport", "Layer", "check"]
 
 INERT = 1e-3  # a pull this much smaller than the task's gradient changes nothing one would notice
-MOST_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def _check_pull_arrives(task: GuardedTask, report: CheckReport) -> None:
     center = {name: value - 1 for name, value in task.values().items()}  # D = 1, so the pull is 1 everywhere
     known = Quadratic(center, {name: torch.ones_like(value) for name, value in center.items()}, {}, torch.zeros(()))
     before: dict[str, Tensor] = {}
-    watched = _watched(task, known)
+    puller = watched(task, known)
     handles = [
         weight.register_post_accumulate_grad_hook(_remember(name, before))  # type: ignore[no-untyped-call]
         for name, weight in task.weights.items()
@@ -123,9 +121,9 @@ def _check_pull_arrives(task: GuardedTask, report: CheckReport) -> None:
     try:
         with forked(task.seed("check"), task.device):
             training_step(task, task.optimizers, next(iter(task.batches("check", training=True))))
-        watched.verify()
+        puller.verify()
     finally:
-        watched.detach()
+        puller.detach()
         for handle in handles:
             handle.remove()
     arrived = [name for name, grad in before.items() if _moved_by_one(task.weights[name].grad, grad)]
@@ -139,17 +137,20 @@ def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
     """Rehearse: a short expansion, then some steps under the pull; the norms are those at the end of it."""
     pulls: dict[str, list[tuple[float, Gaussian]]] = {}
     for term in task.terms:
+        if lacking := term.lacks(task):
+            report.warnings.append(lacking)
+            continue
         with borrowed(task.model, task.optimizers):
             rehearsed = term.rehearse(task, task.state_of(term), seconds / 3)
         if rehearsed is None:
-            report.facts.append(f"{term.name}: not rehearsed, its expansion is your own function")
+            report.facts.append(f"{term.name}: not rehearsed, what it does in a task cannot be told from here")
         else:
             pulls.setdefault(term.pull_name, []).extend(rehearsed)
     everything = merge([one for terms in pulls.values() for one in terms])
     with torch.enable_grad(), borrowed(task.model, task.optimizers):
         if not task.model.training:
             task.model.train()
-        steps = _walk(task, everything, time.monotonic() + seconds / 3)
+        steps = walk(task, everything, time.monotonic() + seconds / 3)
         report.facts.append(f"norms after {steps} steps from the present weights, which were put back")
         with forked(task.seed("check"), task.device):
             loss = task.problem.loss(task.model, next(iter(task.batches("check"))))
@@ -162,23 +163,6 @@ def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
         stiffness = 0.0 if curvature is None else rates.get(id(weight), 0.0) * float(curvature.max())
         norms = {pull: float(values[name].norm()) for pull, values in found.items() if name in values}
         report.layers.append(Layer(name, 0.0 if grad is None else float(grad.norm()), norms, stiffness))
-
-
-def _walk(task: GuardedTask, quadratic: Quadratic, until: float) -> int:
-    """Some steps with the user's optimisers; how many."""
-    if not task.optimizers:
-        return 0
-    watched = _watched(task, quadratic)
-    try:
-        with forked(task.seed("walk"), task.device):
-            passes = (task.batches("walk", epoch, training=True) for epoch in itertools.count())
-            for batch in itertools.islice(itertools.chain.from_iterable(passes), MOST_STEPS):
-                training_step(task, task.optimizers, batch)
-                if time.monotonic() > until:
-                    break
-    finally:
-        watched.detach()
-    return watched.steps
 
 
 def _judge(task: GuardedTask, report: CheckReport) -> None:
@@ -194,13 +178,6 @@ def _judge(task: GuardedTask, report: CheckReport) -> None:
         report.warnings.append(
             f"lr·max(D) = {stiffest:.3g} > 2: plain SGD will diverge. Lower the strength or the learning rate, or use Adam"
         )
-
-
-def _watched(task: GuardedTask, quadratic: Quadratic) -> Puller:
-    puller = Puller(task.model, task.weights)
-    puller.set(quadratic)
-    puller.attach()
-    return puller
 
 
 def _remember(name: str, into: dict[str, Tensor]) -> Any:

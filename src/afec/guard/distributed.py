@@ -18,6 +18,7 @@ class Processes:
     """One process; `Ensemble` is the same for many."""
 
     rank = 0
+    several = False
 
     def total(self, fisher: FisherSum) -> FisherSum:
         """The sum over all processes."""
@@ -34,6 +35,8 @@ class Processes:
 
 class Ensemble(Processes):
     """The processes of a DDP model."""
+
+    several = True
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device, self.rank = group, device, distributed.get_rank(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import sys
 import time
 import warnings
 from collections import OrderedDict, defaultdict
@@ -156,14 +157,13 @@ def _mean_loss(task: GuardedTask) -> float | None:
 @contextmanager
 def _progress(task: GuardedTask, epochs: int) -> Iterator[Callable[[float], None]]:
     """A bar for the epochs of the expansion, on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    wanted = console.is_terminal if task.progress is None else task.progress
+    wanted = sys.stderr.isatty() if task.progress is None else task.progress
     if not wanted or epochs < 2 or task.processes.rank != 0:
         yield lambda loss: None
         return
-    with Progress(console=console, transient=True) as bar:
+    with forked(0):  # rich draws from `random` when it is imported
+        from rich.console import Console
+        from rich.progress import Progress
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         row = bar.add_task(f"expansion, task {task.number + 1}", total=epochs)
         yield lambda loss: bar.update(row, advance=1, description=f"expansion, task {task.number + 1}, loss {loss:.4g}")

@@ -10,15 +10,20 @@ from torch.optim import Optimizer
 
 from afec.guard.marks import GuardedWeight
 
-__all__ = ["GradientUsedTwiceError", "add_pull"]
+__all__ = ["GradientUsedTwiceError", "add_pull", "is_skipped", "scale_of"]
 
 
 class GradientUsedTwiceError(RuntimeError):
     """One weight was stepped twice from the same gradient."""
 
 
-def add_pull(entries: Iterable[GuardedWeight], scale: Tensor | None, by: Optimizer | None = None) -> None:
-    """.grad += D·(θ−θ*) + c, for all weights in one fused operation each. This runs in every step: it is lean."""
+def add_pull(
+    entries: Iterable[GuardedWeight], scale: Tensor | None, by: Optimizer | None = None
+) -> list[tuple[GuardedWeight, Tensor]]:
+    """.grad += D·(θ−θ*) + c, for all weights in one fused operation each. This runs in every step: it is lean.
+
+    Returns what it was added to.
+    """
     added: list[tuple[GuardedWeight, Tensor]] = []
     weights, grads, centers, curvatures = [], [], [], []
     sloped, slopes = [], []
@@ -56,6 +61,19 @@ def add_pull(entries: Iterable[GuardedWeight], scale: Tensor | None, by: Optimiz
                 torch._foreach_add_(sloped, slopes)
     for entry, grad in added:
         entry.mark(grad)
+    return added
+
+
+def scale_of(optimizer: Optimizer) -> Tensor | None:
+    """The factor on gradients that a fused optimiser takes off inside its step; GradScaler sets it."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return scale if isinstance(scale, Tensor) else None
+
+
+def is_skipped(optimizer: Optimizer) -> bool:
+    """Whether GradScaler has told a fused optimiser to skip its step."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, Tensor) and bool(found)
 
 
 def _refuse_second(entry: GuardedWeight, optimizer: Optimizer) -> None:

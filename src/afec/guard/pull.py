@@ -27,8 +27,9 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from afec.gaussian import Quadratic
-from afec.guard.gradients import add_pull
+from afec.guard.gradients import add_pull, is_skipped, scale_of
 from afec.guard.marks import GuardedWeight, WeightMovedError
+from afec.guard.steps import Observer
 
 __all__ = ["Puller"]
 
@@ -40,6 +41,7 @@ class Puller:
         self.model = model
         self.guarded = {id(weight): GuardedWeight(name, weight) for name, weight in weights.items()}
         self.quadratic: Quadratic | None = None
+        self.observer: Observer | None = None  # of methods that look at every step (SI, RWALK)
         self.steps = 0
         self.latest: weakref.ref[Optimizer] | None = None  # the last optimiser that stepped a guarded weight
         self._handles: list[Any] = []
@@ -125,6 +127,8 @@ class Puller:
                     raise entry.moved()
                 if entry.grad is not None:
                     entry.accumulated()
+                    if self.observer is not None and entry.grad is not None:
+                        self.observer.accumulated(entry)
 
         return watch
 
@@ -135,10 +139,20 @@ class Puller:
         for entry in self.guarded.values():
             if entry not in self._refreshing and entry.weight.requires_grad:
                 # From now on a gradient that holds the pull may be clipped and then accumulated onto.
-                hook = entry.weight.register_hook(lambda grad, entry=entry: entry.refresh())  # type: ignore[no-untyped-call]
+                hook = entry.weight.register_hook(self._refresher(entry))  # type: ignore[no-untyped-call]
                 self._handles.append(hook)
                 self._refreshing.add(entry)
-        add_pull(self.guarded.values(), None)
+        added = add_pull(self.guarded.values(), None)
+        if self.observer is not None:
+            self.observer.pulled(added)
+
+    def _refresher(self, entry: GuardedWeight) -> Callable[[Tensor], None]:
+        def refresh(grad: Tensor) -> None:
+            entry.refresh()
+            if self.observer is not None:
+                self.observer.rescaled(entry)
+
+        return refresh
 
     def penalty(self) -> Tensor:
         """The merged penalty at the present weights."""
@@ -163,13 +177,17 @@ class Puller:
         frame = sys._getframe(1)
         if not _on_stack(self._outer, frame):  # this is the outermost step
             self._outer, self._pulled, self._line_search = frame, set(), False
+            if self.observer is not None:
+                self.observer.start()
         self._line_search |= isinstance(optimizer, LBFGS)
         positional = len(args) > 1 and callable(args[1])
         closure = args[1] if positional else kwargs.get("closure")
+        if self.observer is not None:
+            self.observer.before(self._entries(optimizer))
         if self.quadratic is not None:
             self.refuse_climbing(optimizer)
-            if closure is None:
-                self._pull_step(optimizer)
+        if closure is None and (self.quadratic is not None or self.observer is not None):
+            self._pull_step(optimizer)
         if closure is None:
             return None
         if getattr(closure, "pulls_for", None) is self:  # a wrapper hands our closure on
@@ -188,8 +206,7 @@ class Puller:
                 loss = closure()
             finally:
                 self._in_closure = not outermost
-            add_pull(entries, _scale(optimizer))
-            self._pulled.update(entries)
+            self._add_pull(entries, optimizer)
             searches = self._line_search and outermost and self.quadratic is not None
             return loss + self.penalty() if searches and loss is not None else loss
 
@@ -200,7 +217,15 @@ class Puller:
         entries = self._entries(optimizer)
         if self._pulled:  # a nested step: an outer one has pulled some of them
             entries = [entry for entry in entries if entry not in self._pulled]
-        add_pull(entries, _scale(optimizer), optimizer)
+        self._add_pull(entries, optimizer, optimizer)
+
+    def _add_pull(self, entries: list[GuardedWeight], optimizer: Optimizer, by: Optimizer | None = None) -> None:
+        scale = scale_of(optimizer)
+        if self.observer is not None:
+            self.observer.without_pull(entries, scale)
+        add_pull(entries, scale, by)
+        if self.observer is not None:
+            self.observer.with_pull(entries, scale)
         self._pulled.update(entries)
 
     def _entries(self, optimizer: Optimizer) -> list[GuardedWeight]:
@@ -217,6 +242,8 @@ class Puller:
                 entry.used(stepped)
         if self._outer is sys._getframe(1):  # the outermost step is over
             self._outer = None
+            if self.observer is not None:
+                self.observer.finish(skipped=is_skipped(optimizer))
             if entries:
                 self.latest = stepped
                 self.steps += 1
@@ -234,12 +261,6 @@ class _OnLoad:
 
     def __reduce__(self) -> tuple[type[_OnLoad], tuple[()]]:
         return _OnLoad, ()  # copied or pickled with the module: without the puller
-
-
-def _scale(optimizer: Optimizer) -> Tensor | None:
-    """The factor on gradients that a fused optimiser takes off inside its step; GradScaler sets it."""
-    scale = getattr(optimizer, "grad_scale", None)
-    return scale if isinstance(scale, Tensor) else None
 
 
 def _on_stack(outer: FrameType | None, frame: FrameType | None) -> bool:

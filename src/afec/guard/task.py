@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from afec.fisher import Likelihood, choose_kind, estimate
-from afec.fisher.untouched import buffers_kept, untouched
+from afec.fisher import Kind, Likelihood, Power, Problem, choose_kind, estimate
 from afec.gaussian import Gaussian, merge
 from afec.guard.borrow import borrowed
 from afec.guard.distributed import processes_of
@@ -21,6 +20,8 @@ from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
 from afec.guard.problem import LossFn, Predict, guarded_weights, read_problem, unwrapped
 from afec.guard.pull import Puller
+from afec.guard.reach import check_reaches
+from afec.guard.steps import Step, observer_of
 from afec.randomness import forked, seed_from
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class GuardedTask:
         split: Callable[[Any], Iterable[Any]] | None,
         batch_size: int,
         progress: bool | None,
+        train: Callable[[], object] | None = None,
     ) -> None:
         self.guard, self.number = guard, guard.tasks_done  # counted from 0
         self.processes = processes_of(model)
@@ -55,12 +57,13 @@ class GuardedTask:
         self.optimizers = _as_optimizers(optimizer)
         self.passes = Passes(data, self.device, batch_size)
         self.problem = read_problem(self.model, loss_fn, predict, likelihood, split)
-        self.progress = progress
+        self.progress, self.train = progress, train
         self.terms = tuple(term for term in guard.terms if not term.is_off)
         self.flights: dict[str, State] = {}
         self.started = False  # the expansion is over
+        self.gave_seed = False  # whether the guard took its seed when this task began
         self._puller = Puller(self.model, self.weights)
-        self._reached = False
+        self._reached = False  # the loss is known to reach the weights
         self._held: list[int] = []
 
     # -- for the user ---------------------------------------------------------------------------------------------
@@ -75,6 +78,25 @@ class GuardedTask:
     def penalty(self) -> Tensor:
         """The value of the penalty at the present weights: Σ λ·½·F·(θ−θ*)² over all terms."""
         return self._puller.penalty()
+
+    def penalties(self) -> dict[str, Tensor]:
+        """The value of each kind of pull apart, by its name ("old", "forgetting"); `penalty()` is their sum."""
+        total = {term.pull_name: torch.zeros(()) for term in self.terms}
+        for name, (weight, gaussian) in self._quadratics():
+            weights = {key: self.weights[key].detach().to(mean) for key, mean in gaussian.mean.items()}
+            value = weight * gaussian.penalty(weights)
+            total[name] = total[name].to(value) + value
+        return total
+
+    def bookmark(self) -> None:
+        """The present weights are the best so far and were copied: remember the path that led to them (SI, RWALK)."""
+        self._check_alive()
+        self.flights = {t.name: t.bookmark(self.flights[t.name]) for t in self.terms}
+
+    def return_to_bookmark(self) -> None:
+        """The weights of the latest `bookmark()` were loaded back: what the steps since have added is forgotten."""
+        self._check_alive()
+        self.flights = {t.name: t.return_to_bookmark(self.flights[t.name]) for t in self.terms}
 
     @torch.inference_mode(False)
     def epoch(self) -> None:
@@ -103,9 +125,16 @@ class GuardedTask:
 
     def abort(self) -> None:
         """Drop the task: all hooks are gone and the guard is as on entry. The weights stay as they are now."""
+        if self.gave_seed and self.guard._task is self:
+            self.guard._seed = None
         self._close()
 
     # -- for the methods ------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether the guard neither pulls nor watches any step now, as most do in the first task."""
+        return self._puller.quadratic is None and self._puller.observer is None
 
     @property
     def steps(self) -> int:
@@ -132,7 +161,9 @@ class GuardedTask:
         """One pass over the data; iterate it inside `forked`."""
         seed = self.seed("data", *purpose)
         for batch in self.passes.one(seed, batch_size=batch_size, training=training, whole=training):
-            self._check_reaches(batch)
+            if not self._reached:
+                check_reaches(self.problem, self.weights, batch, self.seed("first"))
+                self._reached = True
             yield batch
 
     def fisher(self, options: FisherOptions, *purpose: object, most_batches: int | None = None) -> dict[str, Tensor]:
@@ -147,11 +178,43 @@ class GuardedTask:
                     "the loss has no known likelihood, so the Fisher is the `empirical` one (true labels). For the true "
                     'Fisher give likelihood="categorical" or "gaussian" to learning(); to choose, fisher="empirical"'
                 )
-        rebatched = kind == "batched" and self.passes.rebatches
-        size = options.batch_size if rebatched else None
-        batches = itertools.islice(self.batches("fisher", *purpose, batch_size=size), most_batches)
+        size = options.batch_size if kind == "batched" and self.passes.rebatches else None
+        return self.moment(
+            self.problem,
+            *purpose,
+            kind=kind,
+            pass_size=size,
+            batch_size=size,
+            train=options.dropout,
+            most_batches=most_batches,
+        )
+
+    def moment(
+        self,
+        problem: Problem,
+        *purpose: object,
+        kind: Kind,
+        pass_size: int | None,
+        batch_size: int | None,
+        train: bool,
+        power: Power = 2,
+        most_batches: int | None = None,
+    ) -> dict[str, Tensor]:
+        """The mean of squared or absolute gradients of the guarded weights, over one pass and all processes.
+
+        `pass_size` is how many samples a batch of the pass has, where the data can be cut anew (None: as they come); the rest
+        is as in `fisher.estimate`.
+        """
+        batches = itertools.islice(self.batches("fisher", *purpose, batch_size=pass_size), most_batches)
         found = estimate(
-            self.problem, self.weights, batches, kind=kind, batch_size=size, train=options.dropout, seed=seed
+            problem,
+            self.weights,
+            batches,
+            kind=kind,
+            batch_size=batch_size,
+            train=train,
+            seed=self.seed("fisher", *purpose),
+            power=power,
         )
         return self.processes.total(found).mean()
 
@@ -182,6 +245,9 @@ class GuardedTask:
                 f"weight {taken[0]!r} is in a block of {other} already: blocks do not nest. "
                 "To use two methods at once, add them: guard = one + other"
             )
+        for term in self.terms:
+            if lacking := term.lacks(self):
+                raise ValueError(lacking)
         for optimizer in self.optimizers:
             self._puller.refuse_climbing(optimizer)
         self._held = [id(weight) for weight in self.weights.values()]
@@ -190,17 +256,27 @@ class GuardedTask:
             with forked(self.seed("first"), self.device):
                 next(iter(self.batches("first")))
         if self.guard._flights is not None:  # saved in the middle of this task
-            self.flights = {t.name: self.guard._flights.get(t.name, {}) for t in self.terms}
-        else:
-            self.flights = {t.name: t.begin_task(self, self.state_of(t)) for t in self.terms}
+            self.flights = dict(self.guard._flights)
+        for term in self.terms:  # one that was off when the task was saved begins now
+            if term.name not in self.flights:
+                self.flights[term.name] = term.begin_task(self, self.state_of(term))
         self._merge()
+        self._puller.observer = observer_of(self.terms, self._after_step, reduces=self.processes.several)
         self._puller.attach()
         self.started = True
 
+    def _after_step(self, step: Step) -> None:
+        for term in self.terms:
+            if term.observes:
+                self.flights[term.name] = term.after_step(self, self.flights[term.name], step)
+
     def _merge(self) -> None:
-        self._puller.set(
-            merge([q for t in self.terms for q in t.quadratics(self, self.state_of(t), self.flights[t.name])])
-        )
+        self._puller.set(merge([quadratic for _, quadratic in self._quadratics()]))
+
+    def _quadratics(self) -> Iterator[tuple[str, tuple[float, Gaussian]]]:
+        for term in self.terms:
+            for quadratic in term.quadratics(self, self.state_of(term), self.flights[term.name]):
+                yield term.pull_name, quadratic
 
     def _close(self) -> None:
         self._puller.detach()
@@ -213,39 +289,6 @@ class GuardedTask:
     def _check_alive(self) -> None:
         if self.guard._task is not self:
             raise RuntimeError("this task has ended already; open the next one with guard.learning() or guard.begin()")
-
-    def _check_reaches(self, batch: Any) -> None:
-        """Once per task: some guarded weight must get a gradient, and the loss must be a number."""
-        if self._reached:
-            return
-        with torch.enable_grad(), buffers_kept(self.model):
-            try:
-                reached = self._reaches(batch)
-            except RuntimeError as error:
-                if "checkpoint" not in str(error):
-                    raise
-                # Reentrant activation checkpointing wants backward(), which would fire the user's own hooks; it is a
-                # matter of training mode only.
-                with untouched(self.model, (), train=False, seed=self.seed("first")):
-                    reached = self._reaches(batch)
-        if not reached:
-            raise ValueError(
-                f"no guarded weight gets a gradient from loss_fn on the first batch ({len(self.weights)} are guarded, "
-                f"{next(iter(self.weights))!r} first). Is this the model that the loss uses, and does params= name what trains?"
-            )
-        self._reached = True
-
-    def _reaches(self, batch: Any) -> bool:
-        loss = self.problem.loss(self.model, batch)
-        if not bool(torch.isfinite(loss)):
-            raise FloatingPointError(
-                f"the loss of the first batch is {loss.item()}; the guard needs a finite one. "
-                "Check the inputs and the weights"
-            )
-        if not loss.requires_grad:
-            return False
-        grads = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True)
-        return any(grad is not None for grad in grads)
 
     def _warn_once(self, message: str) -> None:
         if message not in self.guard._warned:

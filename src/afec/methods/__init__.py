@@ -2,5 +2,8 @@
 
 from afec.methods.afec import AFEC
 from afec.methods.ewc import EWC
+from afec.methods.mas import MAS
+from afec.methods.rwalk import RWALK
+from afec.methods.si import SI
 
-__all__ = ["AFEC", "EWC"]
+__all__ = ["AFEC", "EWC", "MAS", "RWALK", "SI"]

@@ -21,7 +21,7 @@ from typing import Any, Literal, final
 from torch import Tensor
 
 from afec.fisher import Kind
-from afec.gaussian import Gaussian, forgetting_from_beta
+from afec.gaussian import Gaussian, forgetting_from_beta, grown
 from afec.guard import (
     FisherOptions,
     GuardedTask,
@@ -50,7 +50,8 @@ class AFEC(Term):
         forgetting: λ_e ≥ 0, or one for each task (the first is never used). Zero switches the method off.
         beta: β in [0, 1) instead of `forgetting`, or one for each task.
         epochs: how long θ_e is trained, in passes over the task's data.
-        expand: your own training function instead, `lambda: trainer.fit(model)`: it trains the model in place.
+        expand: your own training function instead, `lambda: trainer.fit(model)`: it trains the model in place. With neither,
+            `learning()` must be given `train=`, such a function for its task.
         optimizer: θ_e's optimiser, `lambda params: Adam(params, 1e-3)`; default the task's own, built anew.
         expand_from: where θ_e starts: `init` (the weights and buffers the guard first saw), `main` (the present ones), `carry`
             (the θ_e of the task before).
@@ -82,6 +83,7 @@ class AFEC(Term):
         super().__init__(params)
         self.forgetting = _weights(forgetting, beta)
         chosen = settings(
+            self.name,
             preset,
             fisher=fisher,
             fisher_batch=fisher_batch,
@@ -94,14 +96,13 @@ class AFEC(Term):
         one_of("expand_from", self.expand_from, ("init", "main", "carry"))
         one_of("schedule", self.schedule, ("sequential", "interleaved"))
         self.epochs, self.expand, self.optimizer = epochs, expand, optimizer
-        _check_how(self.schedule, epochs, expand, self.is_off)
+        _check_how(self.schedule, epochs, expand)
 
     def described(self) -> str:
         """`AFEC(forgetting=…, …)`."""
         weight = self.forgetting if isinstance(self.forgetting, list) else f"{self.forgetting:g}"
-        how = (
-            f"epochs={self.epochs}" if self.epochs is not None else "expand=…" if self.expand else "one epoch at a time"
-        )
+        own = "one epoch at a time" if self.schedule == "interleaved" else "as its learner trains"
+        how = f"epochs={self.epochs}" if self.epochs is not None else "expand=…" if self.expand else own
         return f"AFEC(forgetting={weight}, {how}, expand_from={self.expand_from!r}, fisher={self.fisher.kind!r})"
 
     @property
@@ -123,6 +124,15 @@ class AFEC(Term):
         return self.forgetting[task]
 
     # -- the functions of a term ----------------------------------------------------------------------------------
+
+    def lacks(self, task: GuardedTask) -> str | None:
+        """How θ_e is to be trained, if nobody said so."""
+        if self.schedule == "interleaved" or not (self.epochs is None and self.expand is None and task.train is None):
+            return None
+        return (
+            "AFEC needs to know how long to train θ_e: epochs=20, or expand=a function that trains the model, or "
+            "learning(…, train=such a function)"
+        )
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """Expansion, unless it comes epoch by epoch."""
@@ -162,7 +172,8 @@ class AFEC(Term):
 
     def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """A θ_e of a few seconds, from where it would start."""
-        if self.expand is not None or not (self.optimizer or task.optimizers):
+        own = self.expand is not None or (self.schedule == "sequential" and self.epochs is None)
+        if own or not (self.optimizer or task.optimizers):
             return None
         load(task.model, self._start(task, self._kept_at_entry(task, state)))
         optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=True)
@@ -189,9 +200,8 @@ class AFEC(Term):
         for name, now in snapshot(task.model).items():
             if name not in kept:
                 kept[name] = now
-            elif now.dim() and now.shape[1:] == kept[name].shape[1:] and len(now) > len(kept[name]):
-                now[: len(kept[name])] = kept[name].to(now)  # rows born later start from their value at this entry
-                kept[name] = now
+            elif now.shape != kept[name].shape:  # rows born later start from their value at this entry
+                kept[name] = grown(name, kept[name].to(now), now)
         return kept
 
     def _start(self, task: GuardedTask, kept: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -201,10 +211,11 @@ class AFEC(Term):
         return snapshot(task.model) if self.expand_from == "carry" else kept
 
     def _learn(self, task: GuardedTask) -> None:
-        if self.expand is not None:
-            task.run(self.expand, "expand")
+        if self.epochs is None:
+            train = self.expand or task.train
+            assert train is not None, "lacks() has seen to it"
+            task.run(train, "expand")
             return
-        assert self.epochs is not None
         optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=True)
         epochs = range(self.epochs)
         task.processes.once(task.model, lambda: train_theta_e(task, optimizers, epochs))
@@ -241,7 +252,7 @@ def _weights(forgetting: float | Sequence[float] | None, beta: float | Sequence[
     return checked_weight("AFEC: forgetting (λ_e)", forgetting)
 
 
-def _check_how(schedule: str, epochs: int | None, expand: object, is_off: bool) -> None:
+def _check_how(schedule: str, epochs: int | None, expand: object) -> None:
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
         raise ValueError(f"AFEC: epochs must be an integer ≥ 1; got {epochs!r}")
     if expand is not None and not callable(expand):
@@ -250,7 +261,3 @@ def _check_how(schedule: str, epochs: int | None, expand: object, is_off: bool) 
         raise ValueError("AFEC: give either epochs= or expand=, not both: expand= trains θ_e itself")
     if schedule == "interleaved" and epochs is not None:
         raise ValueError('AFEC: schedule="interleaved" trains θ_e one epoch at each task.epoch(); leave epochs= out')
-    if schedule == "sequential" and epochs is None and expand is None and not is_off:
-        raise ValueError(
-            "AFEC needs to know how long to train θ_e: epochs=20, or expand=a function that trains the model"
-        )

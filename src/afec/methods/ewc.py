@@ -51,7 +51,7 @@ class EWC(Term):
     ) -> None:
         super().__init__(params)
         self.strength = checked_weight("EWC: strength (λ)", strength)
-        chosen = settings(preset, fisher=fisher, fisher_batch=fisher_batch, fisher_dropout=fisher_dropout)
+        chosen = settings(self.name, preset, fisher=fisher, fisher_batch=fisher_batch, fisher_dropout=fisher_dropout)
         self.fisher = FisherOptions(chosen["fisher"], chosen["fisher_batch"], chosen["fisher_dropout"])
 
     def described(self) -> str:

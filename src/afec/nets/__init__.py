@@ -1,6 +1,7 @@
 """Backbones and heads."""
 
 from afec.nets.heads import MultiHead
+from afec.nets.registry import NETS, NetRecord, check_backbone, make_backbone
 from afec.nets.small import DigitsBackbone
 
-__all__ = ["DigitsBackbone", "MultiHead"]
+__all__ = ["NETS", "DigitsBackbone", "MultiHead", "NetRecord", "check_backbone", "make_backbone"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 __all__ = ["MultiHead"]
@@ -16,7 +17,7 @@ class MultiHead(nn.Module):
 
     Args:
         backbone: maps inputs to features of shape (batch, features).
-        sizes: the number of outputs of each task.
+        sizes: the number of outputs of each task; `add_head` adds more.
         features: the backbone's output width; by default what its attribute `out_features` says.
         zero: heads start at zero instead of PyTorch's random weights. A head then never listens to a unit that was dead
             while it was learned, and a later task that wakes the unit does not disturb it.
@@ -32,13 +33,31 @@ class MultiHead(nn.Module):
                 f"MultiHead needs the width of the backbone's output, but {type(backbone).__name__} has no "
                 "integer attribute 'out_features': set one, or pass features="
             )
-        if not sizes or min(sizes) < 1:
+        if any(size < 1 for size in sizes):
             raise ValueError(f"MultiHead needs one output size of at least 1 per task; got sizes={list(sizes)}")
         self.backbone = backbone
-        self.heads = nn.ModuleList(nn.Linear(width, size) for size in sizes)
-        if zero:
-            for parameter in self.heads.parameters():
+        self.features, self.zero = width, zero
+        self.heads = nn.ModuleList(self._new_head(size) for size in sizes)
+
+    def _new_head(self, size: int) -> nn.Linear:
+        """A head where the backbone is and in its precision; one that has no weights gets PyTorch's defaults."""
+        known = next((p for p in self.backbone.parameters() if p.is_floating_point()), torch.empty(0))
+        head = nn.Linear(self.features, size, device=known.device, dtype=known.dtype)
+        if self.zero:
+            for parameter in head.parameters():
                 nn.init.zeros_(parameter)
+        return head
+
+    def add_head(self, size: int) -> int:
+        """Add the head of one more task, with `size` outputs; returns its task number.
+
+        It starts as the first ones did: at zero, or at random weights from PyTorch's generator. An optimiser that exists
+        already does not know the new weights: make a new one, or `add_param_group`.
+        """
+        if size < 1:
+            raise ValueError(f"a head needs at least 1 output; got size={size}")
+        self.heads.append(self._new_head(size))
+        return len(self.heads) - 1
 
     def forward(self, x: Tensor, task: int) -> Tensor:
         """The outputs of task number `task` (the first is 0) for the inputs `x`."""

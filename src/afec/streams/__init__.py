@@ -1,6 +1,18 @@
 """Where tasks come from."""
 
-from afec.streams.digits import digits_regression
+from afec.streams.digits import digits, digits_regression
+from afec.streams.registry import STREAMS, StreamRecord, check_stream, make_stream
 from afec.streams.task import Split, Stream, Task
 
-__all__ = ["Split", "Stream", "Task", "digits_regression"]
+# `digits` is the function here and a module in this package: `from afec.streams.digits import ...` finds the module still.
+__all__ = [
+    "STREAMS",
+    "Split",
+    "Stream",
+    "StreamRecord",
+    "Task",
+    "check_stream",
+    "digits",
+    "digits_regression",
+    "make_stream",
+]

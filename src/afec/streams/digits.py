@@ -1,26 +1,121 @@
-"""`digits-regression`: real images, two or more contradictory tasks, no download.
+"""scikit-learn's 1,797 handwritten digits of 8×8 pixels, as two streams: real images, no download.
 
-The paper's CIFAR-10 regression (Sec. 4.1) on scikit-learn's 1,797 handwritten digits of 8×8 pixels. Ten
-positions lie evenly on the unit circle; a task puts each class at one of them and asks for the point (cos, sin)
-of the image's class. All tasks share the images and differ only in the arrangement, so what helps one task
-misleads the next.
+`digits` divides the ten classes among the tasks, each with a head of its own.
+
+`digits-regression` is the paper's CIFAR-10 regression (Sec. 4.1) on these images. Ten positions lie evenly on the unit
+circle; a task puts each class at one of them and asks for the point (cos, sin) of the image's class. All tasks share
+the images and differ only in the arrangement, so what helps one task misleads the next.
+
+In both, the test images are the same for every seed: strengths tuned under one seed were then never near the images that
+another seed is tested on. What is left is divided anew for each seed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from afec.randomness import seed_from
 from afec.streams.task import Split, Stream, Task
 
-__all__ = ["POSITIONS", "arrangement", "circle", "digits_regression", "nearest_position"]
+__all__ = ["CLASSES", "POSITIONS", "arrangement", "circle", "digits", "digits_regression", "nearest_position"]
 
+CLASSES = 10
 POSITIONS = 10
+
+
+def _load() -> tuple[Tensor, Tensor]:
+    """All images, from 0 to 1, and their classes."""
+    # Floats, not the uint8 of larger sets: it is half a megabyte in all, and no step pays for a conversion.
+    from sklearn.datasets import load_digits  # a second to import: not before it is needed
+
+    data = load_digits()
+    return torch.from_numpy(data.images).float().unsqueeze(1) / 16, torch.from_numpy(data.target).long()
+
+
+def _shuffled(values: Tensor, *keys: object) -> Tensor:
+    generator = torch.Generator().manual_seed(seed_from(*keys))
+    return values[torch.randperm(len(values), generator=generator)]
+
+
+def digits(
+    seed: int, tasks: int = 5, validation: float = 0.1, test: float = 0.3, sizes: Sequence[int] | None = None
+) -> Stream:
+    """The ten classes, shuffled and divided among the tasks; a pure function of its arguments.
+
+    Inside a task the classes are numbered from 0. Each class is divided into the three splits by itself, so every split has
+    images of every class of its task.
+
+    Args:
+        seed: shuffles the classes, and divides what is not for the test into training and validation.
+        tasks: how many tasks, with equally many classes each: 1, 2 or 5.
+        validation: the part of each class to tune on.
+        test: the part of each class to test on. All the others are to train on.
+        sizes: how many classes each task has, instead of `tasks`, e.g. `[2, 3, 5]`. Classes may be left over.
+    """
+    counts = _class_counts(tasks, sizes)
+    if not (0 < validation < 1 and 0 < test < 1 and validation + test < 1):
+        raise ValueError(
+            f"digits got validation={validation}, test={test}; they are parts of each class, so each must be above 0, and "
+            "their sum below 1, so that something is left to train on"
+        )
+    images, labels = _load()
+    parts = [_divided((labels == c).nonzero().flatten(), c, seed, validation, test) for c in range(CLASSES)]
+    order = _shuffled(torch.arange(CLASSES), "digits", "classes", seed).tolist()
+
+    def one_task(classes: list[int]) -> Task:
+        numbers = torch.full((CLASSES,), -1)
+        numbers[classes] = torch.arange(len(classes))
+        train, validate, tests = (torch.cat([parts[c][k] for c in classes]) for k in range(3))
+        # The test in the order of the data: its rows are mixed there already.
+        rows = (
+            _shuffled(train, "digits", "train", seed),
+            _shuffled(validate, "digits", "validation", seed),
+            tests.sort().values,
+        )
+        learn, tune, exam = (Split(images[i], numbers[labels[i]]) for i in rows)
+        name = "digits " + " ".join(map(str, classes))
+        return Task(name, learn, tune, exam, outputs=len(classes), loss="cross_entropy")
+
+    starts = [sum(counts[:number]) for number in range(len(counts))]
+    split = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    return Stream("digits", tuple(one_task(classes) for classes in split), scenario="task")
+
+
+def _class_counts(tasks: int, sizes: Sequence[int] | None) -> list[int]:
+    if sizes is None:
+        if not isinstance(tasks, int) or tasks not in (1, 2, 5):
+            raise ValueError(
+                f"digits got tasks={tasks!r}; {CLASSES} classes make 1, 2 or 5 tasks of equal size with at least two classes "
+                "each. For others give sizes=, e.g. sizes=[2, 3, 5]"
+            )
+        return [CLASSES // tasks] * tasks
+    counts = list(sizes)
+    if not counts or not all(isinstance(n, int) and n >= 2 for n in counts) or sum(counts) > CLASSES:
+        raise ValueError(
+            f"digits got sizes={counts}; it needs the number of classes of each task, at least 2 each and {CLASSES} in all at "
+            "most, e.g. [2, 3, 5]"
+        )
+    if tasks not in (5, len(counts)):  # 5 is the default: nobody may have asked for it
+        raise ValueError(f"digits got tasks={tasks} and {len(counts)} sizes, {counts}; give one of the two")
+    return counts
+
+
+def _divided(rows: Tensor, label: int, seed: int, validation: float, test: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of one class for training, validation and test; at least one each."""
+    tests, tunes = (max(1, round(part * len(rows))) for part in (test, validation))
+    if tests + tunes >= len(rows):
+        raise ValueError(
+            f"digits got validation={validation}, test={test}, which leaves none of the {len(rows)} images of class {label} to "
+            "train on; lower one of them"
+        )
+    order = _shuffled(rows, "digits", "test", label)
+    rest = _shuffled(order[tests:], "digits", "split", seed, label)
+    return rest[tunes:], rest[:tunes], order[:tests]
 
 
 def circle(positions: Tensor) -> Tensor:
@@ -48,11 +143,7 @@ def _class_at(points: Tensor, class_of_position: Tensor) -> Tensor:
 
 
 def _split_indices(total: int, seed: int, train: int, validation: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Shuffled indices of the three splits.
-
-    The test images are the same for every seed: strengths tuned under one seed were then never near the images
-    that another seed is tested on. What is left is divided anew for each seed.
-    """
+    """Shuffled indices of the three splits."""
     everything = torch.Generator().manual_seed(seed_from("digits-regression", "test"))
     order = torch.randperm(total, generator=everything)
     rest, test = order[: train + validation], order[train + validation :]
@@ -70,10 +161,7 @@ def digits_regression(seed: int, tasks: int = 2, train: int = 700, validation: i
         train: how many images to train on.
         validation: how many images to tune on. All the others, at least one, are for the test.
     """
-    # Floats, not the uint8 of larger sets: it is half a megabyte in all, and no step pays for a conversion.
-    data = load_digits()
-    images = torch.from_numpy(data.images).float().unsqueeze(1) / 16
-    digits = torch.from_numpy(data.target).long()
+    images, labels = _load()
     if tasks < 1 or train < 1 or validation < 1 or train + validation >= len(images):
         raise ValueError(
             f"digits_regression got tasks={tasks}, train={train}, validation={validation}; each must be at "
@@ -83,7 +171,7 @@ def digits_regression(seed: int, tasks: int = 2, train: int = 700, validation: i
 
     def one_task(number: int) -> Task:
         positions = arrangement(seed, number)
-        targets = circle(positions)[digits]
+        targets = circle(positions)[labels]
         learn, tune, test = (Split(images[i], targets[i]) for i in indices)
         decode = partial(_class_at, class_of_position=positions.argsort())
         return Task(f"arrangement {number + 1}", learn, tune, test, outputs=2, loss="mse", decode=decode)

@@ -76,8 +76,7 @@ class Stream:
         return [task.outputs for task in self.tasks]
 
     def __str__(self) -> str:
-        sizes = "/".join(
-            str(split.size) for split in (self.tasks[0].train, self.tasks[0].validation, self.tasks[0].test)
-        )
+        every = ["/".join(str(split.size) for split in (t.train, t.validation, t.test)) for t in self.tasks]
+        sizes = every[0] if len(set(every)) == 1 else ", ".join(every)
         names = ", ".join(task.name for task in self.tasks)
         return f"{self.name} (scenario '{self.scenario}'): {names}; {sizes} images for training/validation/test"

@@ -1,0 +1,216 @@
+"""The command line: `afec run | resume | list`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from afec.files import FileError
+from afec.lab import (
+    REFERENCES,
+    Job,
+    Outcome,
+    RunError,
+    SpecError,
+    available_cores,
+    benchmark_names,
+    execute,
+    load_benchmark,
+    plan,
+    unfinished,
+)
+from afec.lab.spec import FULL
+from afec.lab.watch import Watch
+from afec.methods.expression import FINETUNE, METHODS
+from afec.nets import NETS
+from afec.report.picture import draw_study
+from afec.report.table import comparisons, lines, study_table
+from afec.streams import STREAMS
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Continual learning with active forgetting.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
+PICTURES = (".png", ".svg", ".pdf")
+STOPPED = "stopped; finished runs are kept, go on with the same command or with `afec resume`"
+SEVERAL = ("--method", "-m", "--set")  # options that take all the words up to the next option
+
+
+@app.callback()
+def _afec() -> None:
+    """Continual learning with active forgetting."""
+
+
+@app.command()
+def run(
+    benchmarks: Annotated[
+        list[str], typer.Argument(help="Names of benchmarks (see `afec list`), or paths of TOML files.")
+    ],
+    method: Annotated[
+        list[str],
+        typer.Option(
+            "--method", "-m", help="One or more: finetune, ewc, ewc+afec, ewc@equal-compute, joint, scratch, …"
+        ),
+    ] = ["finetune", "ewc", "ewc+afec"],  # noqa: B006
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    scale: Annotated[str, typer.Option(help="A scale of the benchmark; `smoke` takes seconds.")] = FULL,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="section.key=value, or several values: method.ewc.strength=10,100")
+    ] = [],  # noqa: B006
+    runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
+    workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
+) -> None:
+    """Run methods on benchmarks over seeds, one process per core; finished runs are not run again."""
+    jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, set_)
+    _do(jobs, runs, workers, picture)
+
+
+@app.command()
+def resume(
+    runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
+    workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+) -> None:
+    """Finish the runs that were begun and not finished, each from its last checkpoint."""
+    if not runs.is_dir():
+        raise RunError(f"there is no directory {runs}; give the one that `afec run` wrote to")
+    jobs = unfinished(runs)
+    if not jobs:
+        Console().print(f"nothing to resume: every run under {runs} is done", soft_wrap=True)
+        return
+    _do(jobs, runs, workers, None)
+
+
+@app.command("list")
+def list_() -> None:
+    """Show the benchmarks, methods, streams and nets that can be named."""
+    console = _console()
+    table = _listing("benchmarks", "scales", "variants", "")
+    for name in benchmark_names():
+        found = load_benchmark(name)
+        table.add_row(name, ", ".join(found.scales), ", ".join(found.variant), found.description)
+    console.print(table)
+    table = _listing("methods", "")
+    table.add_row(FINETUNE, "no guard: what the others are compared with")
+    for record in METHODS.values():
+        table.add_row(record.name, record.description)
+    for name, description in REFERENCES.items():
+        table.add_row(name, description)
+    console.print(table)
+    console.print("methods add: ewc+afec, mas+afec, …; `@` takes a variant of the benchmark: ewc@equal-compute\n")
+    for title, records in (("streams", STREAMS), ("nets", NETS)):
+        table = _listing(title, "")
+        for entry in records.values():
+            table.add_row(entry.name, entry.description)
+        console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with `arguments` (by default those of the process) and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(expanded(given), standalone_mode=False, prog_name="afec")
+    except (SpecError, RunError, FileError) as error:
+        print(f"afec: {error}", file=sys.stderr)
+        return 2
+    except typer.Exit as leave:
+        return leave.exit_code
+    except (typer.Abort, KeyboardInterrupt):  # outside of a study; inside of one, `_do` says more
+        return 130
+    except Exception as error:
+        show = getattr(error, "show", None)  # what the command line's parser has to say
+        if show is None:
+            raise
+        show()
+        return int(getattr(error, "exit_code", 2))
+    return int(code or 0)
+
+
+def entry() -> None:
+    """The installed command."""
+    sys.exit(main())
+
+
+def expanded(arguments: Sequence[str]) -> list[str]:
+    """`--method a b c` as `--method a --method b --method c`."""
+    result: list[str] = []
+    several = ""
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue="-"):
+        if word.startswith("-") and word != "-":
+            several = word if word in SEVERAL else ""
+            result.append(word)
+            if several and following.startswith("-"):
+                raise SpecError(f"{word} needs at least one word after it; `afec run --help` has examples")
+        elif several and result[-1] != several:
+            result += [several, word]
+        else:
+            result.append(word)
+    return result
+
+
+def _do(jobs: Sequence[Job], runs: Path, workers: int, picture: Path | None) -> None:
+    if picture:
+        _check_picture(picture, jobs)
+    console, workers = _console(), workers or available_cores()
+    console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
+    with Watch(console, len(jobs), workers) as watch:
+        try:
+            outcomes = execute(jobs, runs, workers, watch)
+        except KeyboardInterrupt as stop:
+            print(STOPPED, file=sys.stderr)
+            raise typer.Exit(130) from stop
+    failed = [outcome for outcome in outcomes if outcome.error]
+    _show(console, outcomes)
+    drawn = [(o.job.config, o.directory) for o in outcomes if not o.error and o.job.config.method != "scratch"]
+    if picture and drawn:
+        draw_study(picture, drawn)
+        console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+    elif picture:
+        console.print("no picture: no method's run is finished", highlight=False)
+    for outcome in failed:
+        print(f"\n{outcome.job} failed:\n{outcome.error}", file=sys.stderr)
+    if failed:
+        print(f"{len(failed)} of {len(outcomes)} runs failed; their directories have the tracebacks", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
+    """Before hours of work, not after them."""
+    if picture.suffix not in PICTURES:
+        raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
+    if len({job.config.benchmark for job in jobs}) > 1:
+        raise SpecError("--picture draws one benchmark; give one, or leave --picture out")
+
+
+def _show(console: Console, outcomes: Sequence[Outcome]) -> None:
+    rows = lines([(outcome.job.config, outcome.directory) for outcome in outcomes])
+    for benchmark in dict.fromkeys(row.config.benchmark for row in rows):
+        mine = [row for row in rows if row.config.benchmark == benchmark]
+        console.print(study_table(mine))
+        for sentence in comparisons(mine):
+            console.print(sentence, highlight=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    # Where no terminal says how wide it is, lines must not be cut.
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+def _listing(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    for name in columns:
+        table.add_column(name, no_wrap=name != "")
+    return table
+
+
+if __name__ == "__main__":
+    entry()

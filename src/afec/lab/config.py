@@ -1,0 +1,192 @@
+"""One run's whole configuration, resolved: what the hash of its directory stands for."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import tomli_w
+
+from afec.lab.spec import FULL, Benchmark, Changes, SpecError, check_net, merged, training_of
+from afec.learner import Machine, Schedule
+from afec.methods.expression import FINETUNE, METHODS, check_settings, make_guard, terms_of
+from afec.naming import unknown
+from afec.streams import check_stream
+
+__all__ = ["REFERENCES", "RunConfig", "grid", "parse_set", "resolve"]
+
+REFERENCES = {
+    "joint": "all tasks so far at once, from all their data: the upper bound",
+    "scratch": "each task alone from the random initial weights: the reference of fwt_vs_scratch",
+}
+"""What runs like a method and is none."""
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that determines a run, but its seed."""
+
+    benchmark: str
+    scale: str
+    method: str
+    variant: str
+    stream: dict[str, Any]
+    net: dict[str, Any]
+    training: dict[str, Any]
+    """All fields of `Schedule` and `Machine`, defaults included."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each term of the method."""
+
+    @property
+    def label(self) -> str:
+        """How a table calls it."""
+        return f"{self.method}@{self.variant}" if self.variant else self.method
+
+    @property
+    def hash(self) -> str:
+        """Of the content: names of benchmark, scale and variant take no part."""
+        content = [FORMAT, self.method, self.stream, self.net, self.training, self.settings]
+        text = json.dumps(_plain(content), sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+    @property
+    def schedule(self) -> Schedule:
+        """How each task is trained."""
+        return training_of(self.training)[0]
+
+    @property
+    def machine(self) -> Machine:
+        """Where it runs."""
+        return training_of(self.training)[1]
+
+    def to_toml(self) -> str:
+        """As it stands in the run directory."""
+        training = {key: "off" if value is None else value for key, value in self.training.items()}
+        return tomli_w.dumps({**asdict(self), "training": training})
+
+    @classmethod
+    def from_toml(cls, text: str) -> RunConfig:
+        """What `to_toml` wrote."""
+        data = tomllib.loads(text)
+        if data["training"].get("patience") == "off":
+            data["training"]["patience"] = None
+        return cls(**data)
+
+
+def _plain(value: Any) -> Any:
+    """The same content for numbers that are written differently: 100 and 100.0 are one strength."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def resolve(benchmark: Benchmark, method: str, scale: str = FULL, sets: dict[str, Any] | None = None) -> RunConfig:
+    """The configuration of one row: a method, or `method@variant`, of a benchmark at a scale, with `--set` on top."""
+    sets = sets or {}
+    expression, _, variant = method.partition("@")
+    if scale != FULL and scale not in benchmark.scale:
+        raise SpecError(unknown(f"scale of {benchmark.name}", scale, benchmark.scales))
+    if variant and variant not in benchmark.variant:
+        raise SpecError(unknown(f"variant of {benchmark.name}", variant, benchmark.variant))
+    layers: list[Changes] = [benchmark, benchmark.scale.get(scale, Changes())]
+    layers.append(benchmark.variant.get(variant, Changes()))
+    sections = {s: merged({}, *(getattr(c, s) for c in layers)) for s in ("stream", "net", "training", "method")}
+    parts = {s: merged(sections[s], sets.get(s, {})) for s in ("stream", "net", "training")}
+    name, settings = _method_of(expression, sections["method"], sets.get("method", {}))
+    try:
+        schedule, machine = training_of(parts["training"])
+        check_stream(parts["stream"])
+        check_net(parts["net"])
+    except (ValueError, TypeError) as error:
+        raise SpecError(f"{benchmark.name}: {error}") from error
+    training = {**asdict(schedule), **asdict(machine)}
+    return RunConfig(benchmark.name, scale, name, variant, parts["stream"], parts["net"], training, settings)
+
+
+def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The method's name, sorted, and the settings of its terms: the file's, the file's for this sum, then --set."""
+    if expression in REFERENCES:
+        return expression, {}
+    try:
+        terms = terms_of(expression)
+    except ValueError as error:
+        raise SpecError(f"{error} (and {', '.join(REFERENCES)})") from error
+    name = "+".join(terms) or FINETUNE
+    sums = [table for key, table in given.items() if key not in METHODS and terms_of(key) == terms]
+    settings = {
+        term: merged(given.get(term, {}), *(s.get(term, {}) for s in sums), sets.get(term, {})) for term in terms
+    }
+    try:
+        for term in terms:
+            check_settings(term, settings[term])
+        make_guard(name, settings)
+    except ValueError as error:
+        raise SpecError(f"method {name}: {error}") from error
+    return name, settings
+
+
+def parse_set(text: str) -> tuple[list[str], list[Any]]:
+    """`method.ewc.strength=10,100` as its key and its values; values are TOML, or plain words."""
+    key, equals, value = text.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path) or len(path) < 2:
+        raise SpecError(
+            f"--set {text!r}: expected section.key=value, e.g. training.lr=0.01 or method.ewc.strength=10,100"
+        )
+    if path[0] not in ("stream", "net", "training", "method"):
+        raise SpecError(f"--set {text!r}: {unknown('section', path[0], ['stream', 'net', 'training', 'method'])}")
+    if path[0] == "method" and (len(path) != 3 or path[1] not in METHODS):
+        raise SpecError(f"--set {text!r}: expected method.NAME.setting=value with NAME one of {', '.join(METHODS)}")
+    if path[0] != "method" and len(path) != 2:
+        raise SpecError(f"--set {text!r}: expected {path[0]}.key=value")
+    return path, [_value(part) for part in _at_commas(value)]
+
+
+def grid(sets: Sequence[str]) -> list[dict[str, Any]]:
+    """All combinations of the values of several --set, each as the sections that it changes."""
+    parsed = [parse_set(text) for text in sets]
+    found: list[dict[str, Any]] = []
+    for values in itertools.product(*(values for _, values in parsed)):
+        combination: dict[str, Any] = {}
+        for (path, _), value in zip(parsed, values, strict=True):
+            inner: dict[str, Any] = {path[-1]: value}
+            for part in reversed(path[:-1]):
+                inner = {part: inner}
+            combination = merged(combination, inner)
+        found.append(combination)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
+        return text.strip()
+    return found["value"] if len(found) == 1 else text.strip()
+
+
+def _at_commas(text: str) -> Iterator[str]:
+    """Split at the commas outside of brackets and quotes."""
+    depth, quote, start = 0, "", 0
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]

@@ -1,0 +1,214 @@
+"""The run directory, `runs/<benchmark>/<method>/<hash>/seed<k>/`: the truth about a run, and all that readers read.
+
+config.toml                   what was run
+env.json                      where: versions, commit, host
+accuracy.csv                  after,task,name,validation,test; after=0 is at random initialisation
+events.jsonl                  one line an epoch and one a task: learning rates, losses, seconds
+weights/task<k>.safetensors   the net after the last task
+checkpoint.safetensors        replaced as a whole; gone when the run is done
+FAILED                        the traceback, where it failed
+DONE                          written last
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from afec.files import write_text
+from afec.lab.config import RunConfig
+from afec.naming import unknown
+
+__all__ = ["Row", "RunDirectory", "RunError", "environment", "find_runs"]
+
+COLUMNS = ("after", "task", "name", "validation", "test")
+
+
+class RunError(RuntimeError):
+    """A run directory that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of accuracy.csv."""
+
+    after: int
+    """How many tasks had been learned; 0 is at random initialisation."""
+    task: int
+    """Counted from 1."""
+    name: str
+    validation: float
+    test: float
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run on disk."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, root: Path, config: RunConfig, seed: int) -> RunDirectory:
+        """Where the run of this configuration and seed lives."""
+        return cls(root / config.benchmark / config.method / config.hash / f"seed{seed}")
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        number = self.path.name.removeprefix("seed")
+        if not number.isdecimal():
+            raise RunError(f"{self.path} is no run directory: expected a name like seed0")
+        return int(number)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is finished."""
+        return (self.path / "DONE").exists()
+
+    @property
+    def failure(self) -> str | None:
+        """The traceback of a run that failed."""
+        file = self.path / "FAILED"
+        return file.read_text(encoding="utf-8") if file.exists() else None
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file of the checkpoint."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def config(self) -> RunConfig:
+        """What was run."""
+        file = self.path / "config.toml"
+        try:
+            return RunConfig.from_toml(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{file} cannot be read ({error}); move the directory away and run again") from error
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def begin(self, config: RunConfig) -> None:
+        """The directory with its configuration; an earlier failure is forgotten."""
+        write_text(self.path / "config.toml", config.to_toml())
+        write_text(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
+        (self.path / "FAILED").unlink(missing_ok=True)
+
+    def write_accuracy(self, rows: Sequence[Row]) -> None:
+        """The whole table anew."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([r.after, r.task, r.name, f"{r.validation:.6f}", f"{r.test:.6f}"] for r in rows)
+        write_text(self.path / "accuracy.csv", text.getvalue())
+
+    def append_events(self, events: Sequence[dict[str, Any]]) -> None:
+        """Some more lines; a line that a crash has cut is skipped by readers."""
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(event) + "\n" for event in events))
+
+    def finish(self, wall: float) -> None:
+        """The run is whole."""
+        write_text(self.path / "DONE", json.dumps({"wall_seconds": round(wall, 3)}) + "\n")
+        self.checkpoint.unlink(missing_ok=True)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def rows(self) -> list[Row]:
+        """accuracy.csv."""
+        file = self.path / "accuracy.csv"
+        try:
+            lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+            return [
+                Row(int(r["after"]), int(r["task"]), r["name"], float(r["validation"]), float(r["test"])) for r in lines
+            ]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
+
+    def matrix(self, split: str = "test") -> NDArray[np.float64]:
+        """A[i, j]: accuracy of task j+1 after i tasks (row 0: random initialisation); NaN where it was not measured."""
+        rows = self.rows()
+        if split not in ("test", "validation"):
+            raise ValueError(unknown("split", split, ["test", "validation"]))
+        tasks = max(row.task for row in rows)
+        matrix = np.full((tasks + 1, tasks), np.nan)
+        for row in rows:
+            matrix[row.after, row.task - 1] = getattr(row, split)
+        return matrix
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """events.jsonl, without lines that are not whole."""
+        file = self.path / "events.jsonl"
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """What each task took; of a task that was written twice around a crash, the last."""
+        last = {event["task"]: event for event in self.events() if event.get("event") == "task"}
+        return [last[number] for number in sorted(last)]
+
+    @property
+    def epochs(self) -> int:
+        """All passes over training data, those for θ_e included."""
+        return sum(int(task["epochs"]) + int(task["epochs_theta_e"]) for task in self.tasks())
+
+    @property
+    def samples(self) -> int:
+        """How many training samples went forward and backward: the cost."""
+        return sum(int(task["samples"]) for task in self.tasks())
+
+
+def find_runs(root: Path) -> list[RunDirectory]:
+    """All run directories under `root`, sorted."""
+    return [RunDirectory(file.parent) for file in sorted(root.rglob("config.toml"))]
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and host."""
+    git = shutil.which("git")
+    commit = ""
+    if git:
+        here = Path(__file__).parent
+        asked = subprocess.run([git, "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+        commit = asked.stdout.strip()
+    return {
+        "afec": metadata.version("afec"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "commit": commit,
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "pid": os.getpid(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,160 @@
+"""One run: a benchmark, a method and a seed, from the first task to the last, into its directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from afec.files import FileError, load_tree, save_tree
+from afec.lab.config import RunConfig
+from afec.lab.directory import Row, RunDirectory
+from afec.learner import Learned, Learner, Memo, Phase
+from afec.methods.expression import make_guard
+from afec.nets import MultiHead, make_backbone
+from afec.randomness import forked, seed_from
+from afec.streams import Stream, make_stream
+
+__all__ = ["build", "run"]
+
+CHECKPOINT_SECONDS = 30.0
+
+
+def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
+    """The seed's stream, and its net before any learning: the same for every method."""
+    options = {key: value for key, value in config.stream.items() if key != "name"}
+    stream = make_stream(config.stream["name"], seed, **options)
+    if stream.scenario != "task":
+        raise ValueError(f"{stream.name} has the scenario '{stream.scenario}'; the learner knows 'task' only, so far")
+    backbone = {key: value for key, value in config.net.items() if key not in ("name", "zero_heads")}
+    with forked(seed_from("net", seed)):
+        net = MultiHead(
+            make_backbone(config.net["name"], **backbone), stream.outputs, zero=config.net.get("zero_heads", False)
+        )
+    return stream, net
+
+
+def run(config: RunConfig, seed: int, root: Path, on_phase: Callable[[Phase], None] | None = None) -> RunDirectory:
+    """Run to the end, from the last checkpoint where there is one; a finished run is not run again.
+
+    Trainings that no guard touches (the first task, θ_e) are shared by all runs of a benchmark, in `shared/`.
+
+    `on_phase` is called after every epoch; what it raises stops the run, which can be resumed.
+    """
+    directory = RunDirectory.of(root, config, seed)
+    if not directory.done:
+        directory.begin(config)
+        _Run(config, seed, directory, on_phase).to_end()
+    return directory
+
+
+class _Run:
+    """A run in progress."""
+
+    def __init__(
+        self, config: RunConfig, seed: int, directory: RunDirectory, on_phase: Callable[[Phase], None] | None
+    ) -> None:
+        self.config, self.seed, self.directory, self.on_phase = config, seed, directory, on_phase
+        self.stream, net = build(config, seed)
+        self.rows: list[Row] = []
+        self.tasks_done, self.wall = 0, 0.0
+        self.start = self.saved = time.monotonic()
+        self.events: list[dict[str, Any]] = []
+        self.learner = self._learner(net, config.method)
+        self._take_up()
+
+    def _learner(self, net: MultiHead, method: str) -> Learner:
+        guard = None if method in ("joint", "scratch") else make_guard(method, self.config.settings)
+        return Learner(
+            net,
+            guard,
+            schedule=self.config.schedule,
+            machine=self.config.machine,
+            seed=self.seed,
+            progress=False,
+            on_phase=self._on_phase,
+            memo=Memo(self.directory.path.parents[2] / "shared"),
+        )
+
+    def to_end(self) -> None:
+        """All tasks that are left."""
+        learn = {"joint": self._learn_jointly, "scratch": self._learn_alone}.get(self.config.method, self._learn)
+        if not self.rows:
+            self._measure(0)
+        for number in range(self.tasks_done, len(self.stream.tasks)):
+            learned = learn(number)
+            self.tasks_done = number + 1
+            self._measure(number + 1)
+            self.events.append({"event": "task", "task": number + 1, **asdict(learned)})
+            self._save()
+        if self.config.method != "scratch":
+            file = self.directory.path / "weights" / f"task{len(self.stream.tasks)}.safetensors"
+            save_tree(file, dict(self.learner.net.state_dict()))
+        self.directory.finish(self.wall + time.monotonic() - self.start)
+
+    def _learn(self, number: int) -> Learned:
+        return self.learner.learn(self.stream.tasks[number])
+
+    def _learn_jointly(self, number: int) -> Learned:
+        return self.learner.learn_jointly(self.stream.tasks[: number + 1])
+
+    def _learn_alone(self, number: int) -> Learned:
+        """From the random initial weights, with the head that the task has in every other run."""
+        _, net = build(self.config, self.seed)
+        alone = MultiHead(net.backbone, [self.stream.outputs[number]])
+        alone.heads[0].load_state_dict(net.heads[number].state_dict())
+        self.learner = self._learner(alone, "scratch")
+        return self.learner.learn(self.stream.tasks[number])
+
+    def _measure(self, after: int) -> None:
+        """The accuracy of every task, learned or not; alone from scratch, of its own only."""
+        tasks = list(enumerate(self.stream.tasks, start=1))
+        if self.config.method == "scratch" and after > 0:
+            tasks = [tasks[after - 1]]
+        measured = [task for _, task in tasks]
+        found = zip(
+            tasks, self.learner.evaluate(measured, "validation"), self.learner.evaluate(measured, "test"), strict=True
+        )
+        self.rows += [Row(after, number, task.name, validation, test) for (number, task), validation, test in found]
+        self.directory.write_accuracy(self.rows)
+
+    def _on_phase(self, phase: Phase) -> None:
+        self.events.append({"event": "epoch", "task": phase.task + 1, "phase": phase.phase, **asdict(phase.epoch)})
+        saves = self.config.method not in ("joint", "scratch")
+        if self.on_phase:
+            try:
+                self.on_phase(phase)
+            except BaseException:  # stopped from outside: nothing that was learned is lost
+                if saves:
+                    self._save()
+                raise
+        if saves and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+            self._save()
+
+    def _save(self) -> None:
+        self.directory.append_events(self.events)
+        self.events = []
+        state = {
+            "learner": None if self.config.method == "scratch" else self.learner.state_dict(),
+            "rows": [list(asdict(row).values()) for row in self.rows],
+            "tasks_done": self.tasks_done,
+            "wall": self.wall + time.monotonic() - self.start,
+        }
+        save_tree(self.directory.checkpoint, state)
+        self.saved = time.monotonic()
+
+    def _take_up(self) -> None:
+        """Go on from the checkpoint, where a whole one is there."""
+        if not self.directory.checkpoint.exists():
+            return
+        try:
+            state = load_tree(self.directory.checkpoint)
+        except FileError as error:
+            self.events.append({"event": "note", "text": f"started anew: {error}"})
+            return
+        if state["learner"] is not None:
+            self.learner.load_state_dict(state["learner"])
+        self.rows = [Row(*row) for row in state["rows"]]
+        self.tasks_done, self.wall = state["tasks_done"], state["wall"]

@@ -1,0 +1,192 @@
+"""Benchmarks as TOML: what may stand in one, and what is said when something else does.
+
+[stream]            where the tasks come from: `name`, and the options of that stream
+[net]               the backbone: `name`, `zero_heads`, and the backbone's options
+[training]          the fields of `Schedule` and `Machine`
+[method.ewc]        the settings of a method; [method."ewc+afec".ewc] where a sum wants others
+[scale.smoke. …]    the same sections again: what another scale changes
+[variant.long. …]   the same: what a row like `ewc@long` changes
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from afec.learner import Machine, Schedule
+from afec.methods.expression import METHODS, check_settings, terms_of
+from afec.naming import did_you_mean, unknown
+from afec.nets import NETS, check_backbone
+from afec.streams import check_stream
+
+__all__ = [
+    "FULL",
+    "Benchmark",
+    "Changes",
+    "SpecError",
+    "benchmark_names",
+    "check_net",
+    "load_benchmark",
+    "merged",
+    "training_of",
+]
+
+FULL = "full"
+"""The scale of the file itself."""
+
+Section = dict[str, Any]
+
+
+class SpecError(ValueError):
+    """A benchmark that cannot be read, with the place in the file."""
+
+
+class Changes(BaseModel):
+    """What a scale or a variant changes."""
+
+    model_config = ConfigDict(extra="forbid")
+    description: str = ""
+    stream: Section = Field(default_factory=dict)
+    net: Section = Field(default_factory=dict)
+    training: Section = Field(default_factory=dict)
+    method: dict[str, Section] = Field(default_factory=dict)
+
+
+class Benchmark(Changes):
+    """One benchmark file."""
+
+    name: str
+    scale: dict[str, Changes] = Field(default_factory=dict)
+    variant: dict[str, Changes] = Field(default_factory=dict)
+
+    @property
+    def scales(self) -> list[str]:
+        """The scales that can be asked for."""
+        return [FULL, *self.scale]
+
+
+def benchmark_names() -> list[str]:
+    """The benchmarks that come with the package."""
+    folder = resources.files("afec") / "benchmarks"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_benchmark(name_or_path: str) -> Benchmark:
+    """A benchmark of the package by its name, or any TOML file by its path."""
+    if name_or_path.endswith(".toml"):
+        path = Path(name_or_path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"{path}: cannot be read as a benchmark ({error}); give a TOML file or a name") from error
+        return parse_benchmark(text, path.stem, str(path))
+    if name_or_path not in benchmark_names():
+        raise SpecError(unknown("benchmark", name_or_path, benchmark_names()) + "; or give the path of a .toml file")
+    file = resources.files("afec") / "benchmarks" / f"{name_or_path}.toml"
+    return parse_benchmark(file.read_text(encoding="utf-8"), name_or_path, f"{name_or_path}.toml")
+
+
+def parse_benchmark(text: str, name: str, where: str) -> Benchmark:
+    """A benchmark from its text; `where` is how errors call the file."""
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{where}: this is no TOML: {error}") from error
+    try:
+        benchmark = Benchmark.model_validate({"name": name, **data})
+    except ValidationError as error:
+        raise SpecError(_in_words(error, where, Benchmark)) from error
+    _check(benchmark, where)
+    return benchmark
+
+
+def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the changes on top, table by table."""
+    result = dict(base)
+    for change in changes:
+        for key, value in change.items():
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def training_of(section: Mapping[str, Any]) -> tuple[Schedule, Machine]:
+    """The two records that a [training] section describes."""
+    parts: list[dict[str, Any]] = [{}, {}]
+    names = [{field.name for field in fields(record)} for record in (Schedule, Machine)]
+    for key, value in section.items():
+        if key not in names[0] | names[1]:
+            raise SpecError(f"training.{key}: unknown key{did_you_mean(key, names[0] | names[1])}")
+        parts[0 if key in names[0] else 1][key] = value
+    if parts[0].get("patience") == "off":  # TOML has no None
+        parts[0]["patience"] = None
+    try:
+        return TypeAdapter(Schedule).validate_python(parts[0]), TypeAdapter(Machine).validate_python(parts[1])
+    except ValidationError as error:
+        raise SpecError(_in_words(error, "", None).replace(": ", "training.", 1)) from error
+
+
+def check_net(section: Mapping[str, Any]) -> None:
+    """Raise for a [net] section that is none: a backbone's name and options, and `zero_heads`, which every net has."""
+    name, zero = section.get("name"), section.get("zero_heads", False)
+    if not isinstance(zero, bool):
+        raise SpecError(f"net.zero_heads: expected true or false; got {zero!r}")
+    options = {key: value for key, value in section.items() if key != "zero_heads"}
+    if isinstance(name, str) and name in NETS:
+        valid = {"name", "zero_heads", *NETS[name].options}
+        for key in options.keys() - valid:
+            there_is = f"The net '{name}' has: {', '.join(sorted(valid))}"
+            raise SpecError(f"net.{key}: unknown key{did_you_mean(key, valid) or '.'} {there_is}")
+    check_backbone(options)
+
+
+def _check(benchmark: Benchmark, where: str) -> None:
+    """Every section of the file, of each scale and of each variant, as it would be used."""
+    parts = {"": Changes()} | {f"scale.{n}.": c for n, c in benchmark.scale.items()}
+    parts |= {f"variant.{n}.": c for n, c in benchmark.variant.items()}
+    for prefix, change in parts.items():
+        for section, check in (("stream", check_stream), ("net", check_net), ("training", training_of)):
+            try:
+                check(merged(getattr(benchmark, section), getattr(change, section)))
+            except (ValueError, TypeError) as error:
+                message = str(error).removeprefix(f"{section}.")
+                raise SpecError(f"{where}: {prefix}{section}.{message}") from error
+        for place, name, settings in _settings(benchmark if prefix == "" else change, f"{where}: {prefix}"):
+            try:
+                check_settings(name, settings)
+            except ValueError as error:
+                raise SpecError(f"{where}: {prefix}method.{place}: {error}") from error
+
+
+def _settings(changes: Changes, where: str) -> Iterator[tuple[str, str, Section]]:
+    """The place, the method and the settings of each table under [method]."""
+    for key, table in changes.method.items():
+        if key in METHODS:
+            yield key, key, table
+            continue
+        try:
+            terms = terms_of(key)
+        except ValueError as error:
+            raise SpecError(f"{where}method.{key}: {error}") from error
+        for name, settings in table.items():
+            if name not in terms or not isinstance(settings, dict):
+                expected = f"expected a table of settings for one of {', '.join(terms)}{did_you_mean(name, terms)}"
+                raise SpecError(f'{where}method."{key}".{name}: {expected}')
+            yield f'"{key}".{name}', name, settings
+
+
+def _in_words(error: ValidationError, where: str, model: type[BaseModel] | None) -> str:
+    """The first thing that is wrong, by file and key."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden" and model is not None:
+        valid = set(model.model_fields) if len(first["loc"]) == 1 else set(Changes.model_fields)
+        return f"{where}: {place}: unknown key{did_you_mean(str(first['loc'][-1]), valid - {'name'})}"
+    given = "" if first["type"] == "missing" else f"; got {first['input']!r}"
+    return f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}{given}"

@@ -1,0 +1,85 @@
+"""Live progress of a study: a table on a terminal, a line for each finished run elsewhere."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from afec.lab.engine import Job, Outcome
+from afec.learner import Phase
+
+__all__ = ["Watch"]
+
+PHASES = {"theta_e": "expansion", "train": "learning", "joint": "learning all"}
+
+
+class Watch(AbstractContextManager["Watch"]):
+    """What is running, done and failed, and about how long it will take."""
+
+    def __init__(self, console: Console, total: int, workers: int) -> None:
+        self.console, self.total, self.workers = console, total, workers
+        self.done = self.skipped = self.failed = 0
+        self.start = time.monotonic()
+        self.running: dict[int, tuple[Job, Phase]] = {}
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"), console=console,
+        )  # fmt: skip
+        self.line = self.bar.add_task("runs", total=total, left="")
+        self.live = Live(self._view(), console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Watch:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.live.stop()
+
+    def on_phase(self, place: int, job: Job, phase: Phase) -> None:
+        """A worker is here."""
+        self.running[place] = (job, phase)
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """A job is over."""
+        self.running = {place: pair for place, pair in self.running.items() if pair[0] != outcome.job}
+        self.skipped += not outcome.fresh
+        self.failed += outcome.error is not None
+        self.done += 1
+        self.bar.update(self.line, completed=self.done, left=self._time_left())
+        if not self.console.is_terminal and outcome.fresh:
+            what = "FAILED" if outcome.error else "done"
+            took = time.monotonic() - self.start
+            print(f"[{took:5.0f} s] {self.done:3}/{self.total}  {outcome.job}: {what}", flush=True)
+
+    def on_tick(self) -> None:
+        """Draw anew."""
+        if self.console.is_terminal:
+            self.live.update(self._view())
+
+    def _time_left(self) -> str:
+        fresh = self.done - self.skipped
+        if not fresh or self.done == self.total:
+            return ""
+        seconds = (time.monotonic() - self.start) / fresh * (self.total - self.done)
+        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+
+    def _view(self) -> Group:
+        table = Table(box=None, padding=(0, 2))
+        for name in ("running", "seed", "task", "", "epoch", "learning rate", "validation loss"):
+            table.add_column(name, justify="left" if name in ("running", "task", "") else "right")
+        for job, phase in self.running.values():
+            epoch = phase.epoch
+            table.add_row(
+                job.config.label, str(job.seed), f"{phase.task + 1} {phase.name}", PHASES[phase.phase],
+                str(epoch.number), f"{epoch.lr:.1e}", f"{epoch.loss:.4g}",
+            )  # fmt: skip
+        failed = f", {self.failed} failed" if self.failed else ""
+        skipped = f", {self.skipped} were done before" if self.skipped else ""
+        self.bar.update(self.line, description=f"runs{failed}{skipped}")
+        return Group(table, self.bar)

@@ -1,0 +1,22 @@
+"""Learning task after task: the training loop, and a learner for people without a loop of their own."""
+
+from afec.learner.fit import Epoch, Fit, LossFn, NotFiniteError, OnEpoch
+from afec.learner.learner import Learned, Learner, Phase
+from afec.learner.machine import Machine
+from afec.learner.memo import Memo
+from afec.learner.schedule import Plateau, Schedule
+
+__all__ = [
+    "Epoch",
+    "Fit",
+    "Learned",
+    "Learner",
+    "LossFn",
+    "Machine",
+    "Memo",
+    "NotFiniteError",
+    "OnEpoch",
+    "Phase",
+    "Plateau",
+    "Schedule",
+]

@@ -1,0 +1,203 @@
+"""The one training loop of the house, from top to bottom: `Fit.run`.
+
+The same loop trains θ, inside `guard.learning(...)`, and θ_e, inside the expansion; the guard's pull enters through the
+optimiser's step, so nothing here knows about it. Every epoch draws from its own seed, so that the number of the epoch, the
+weights and `state_dict()` are all that a fresh process needs to go on bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from afec.learner.machine import Machine
+from afec.learner.schedule import Plateau, Schedule
+from afec.randomness import forked, seed_from
+
+__all__ = ["Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch"]
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+CHUNK = 1024  # samples at once where nothing is learned
+
+
+class NotFiniteError(FloatingPointError):
+    """Training diverged."""
+
+
+class Data(Protocol):
+    """Samples that can be taken by number."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def take(self, rows: Tensor) -> Any:
+        """The batch of these samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch was trained at and came to."""
+
+    number: int
+    """Counted from 1."""
+    lr: float
+    loss: float
+    """On the validation data, with what the guard adds."""
+    best: bool
+    """Whether its weights are the best so far."""
+
+
+OnEpoch = Callable[[Epoch], None]
+
+
+class Fit:
+    """One training of one model.
+
+    Args:
+        model: the net; every weight that gets a gradient from `loss_fn` is trained.
+        train: what to learn from.
+        validation: what decides on decay, end and best weights.
+        loss_fn: the mean loss of a batch, `loss_fn(model, batch)`.
+        schedule: batch size, optimiser, learning rates, patience.
+        seed: of the shuffling and of anything random in the model. Nothing outside sees it.
+        machine: device, precision, memory format.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Data,
+        validation: Data,
+        loss_fn: LossFn,
+        schedule: Schedule,
+        seed: int,
+        machine: Machine | None = None,
+    ) -> None:
+        self.model, self.train, self.validation = model, train, validation
+        self.loss_fn, self.schedule, self.seed = loss_fn, schedule, seed
+        self.machine = machine or Machine()
+        self.scaler = self.machine.scaler()
+        self._runner = self.machine.runner(model)
+        self.plateau = Plateau(schedule)
+        self.optimizer = schedule.new_optimizer(model, self.plateau.lr)
+        self.history: list[float] = []
+        """The validation loss of each epoch."""
+        self.best_epoch = 0
+        """The epoch, counted from 1, whose weights the model has after `run`."""
+        self._best: dict[str, Tensor] | None = None
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs were run."""
+        return len(self.history)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the schedule is at its end."""
+        return self.plateau.ended or self.epochs >= self.schedule.max_epochs
+
+    def run(
+        self,
+        *,
+        extra_loss: Callable[[], float] | None = None,
+        before_epoch: Callable[[], None] | None = None,
+        on_best: Callable[[], None] | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> Fit:
+        """Train to the end of the schedule; the weights that stay are in the model.
+
+        Args:
+            extra_loss: added to each validation loss, e.g. a guard's penalty for leaving the old weights.
+            before_epoch: called before each epoch.
+            on_best: called when the weights are the best so far.
+            on_epoch: called after each epoch, e.g. for a progress bar or a checkpoint.
+        """
+        with forked(self.seed, self.machine.torch_device) as generator:
+            while not self.ended:
+                seed = seed_from(self.seed, "epoch", self.epochs)
+                torch.manual_seed(seed)
+                generator.manual_seed(seed)
+                if before_epoch:
+                    before_epoch()
+                lr = self.plateau.lr
+                self._one_epoch(generator)
+                loss = self._validation_loss() + (extra_loss() if extra_loss else 0.0)
+                self._check(loss)
+                self.history.append(loss)
+                better, decayed = self.plateau.tell(loss)
+                if better and self.schedule.best_weights:
+                    self.best_epoch, self._best = self.epochs, _copy_of(self.model)
+                    if on_best:
+                        on_best()
+                if decayed:
+                    self.optimizer = self.schedule.new_optimizer(self.model, self.plateau.lr)
+                if on_epoch:
+                    on_epoch(Epoch(self.epochs, lr, loss, better))
+        if self._best is not None:
+            self.model.load_state_dict(self._best)
+        else:
+            self.best_epoch = self.epochs
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the model's weights, as plain dictionaries; after an epoch, not inside one."""
+        return {
+            "plateau": self.plateau.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "history": list(self.history),
+            "best_epoch": self.best_epoch,
+            "best": self._best,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; the weights are loaded by the caller."""
+        self.plateau.load_state_dict(state["plateau"])
+        self.optimizer = self.schedule.new_optimizer(self.model, self.plateau.lr)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self.history, self.best_epoch, self._best = list(state["history"]), state["best_epoch"], state["best"]
+
+    def _one_epoch(self, generator: torch.Generator) -> None:
+        self.model.train()
+        order = torch.randperm(self.train.size, generator=generator).to(self.machine.torch_device)
+        for rows in torch.split(order, self.schedule.batch_size):
+            self.optimizer.zero_grad()
+            with self.machine.precision():
+                loss = self.loss_fn(self._runner, self.train.take(rows))
+            if self.scaler is None:
+                torch.autograd.backward(loss)
+                self.optimizer.step()
+            else:
+                torch.autograd.backward(self.scaler.scale(loss))
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+
+    def _validation_loss(self) -> float:
+        self.model.eval()
+        total = 0.0
+        everything = torch.arange(self.validation.size, device=self.machine.torch_device)
+        with torch.no_grad(), self.machine.precision():
+            for rows in torch.split(everything, CHUNK):
+                total += self.loss_fn(self._runner, self.validation.take(rows)).item() * len(rows)
+        return total / self.validation.size
+
+    def _check(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise NotFiniteError(
+                f"the validation loss is {loss} after epoch {self.epochs + 1}: training diverged; "
+                "lower the learning rate or the guard's strength"
+            )
+
+
+def _copy_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}

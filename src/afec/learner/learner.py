@@ -1,0 +1,304 @@
+"""`Learner`: task after task, for people without a loop of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from afec.files import FileError, load_tree, save_tree
+from afec.guard import Guard, GuardedTask
+from afec.learner.fit import Epoch, Fit
+from afec.learner.machine import Machine
+from afec.learner.memo import Memo
+from afec.learner.progress import shown
+from afec.learner.schedule import Schedule
+from afec.learner.state import FORMAT, check_net, check_state
+from afec.learner.tasks import (
+    LIKELIHOOD,
+    Batches,
+    HeadLoss,
+    Mixture,
+    mixture_loss,
+    stored,
+)
+from afec.learner.trained import Known, Trained
+from afec.methods import AFEC
+from afec.randomness import forked, seed_from
+from afec.streams import Task
+
+__all__ = ["Learned", "Learner", "Phase"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where a learner is: shown as progress, written as an event."""
+
+    task: int
+    """Counted from 0."""
+    name: str
+    phase: str
+    """`theta_e` (the expansion), `train`, or `joint`."""
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What learning one task took."""
+
+    name: str
+    epochs: int
+    best_epoch: int
+    epochs_theta_e: int
+    """Of the expansion: AFEC's additional compute. Zero where AFEC has an `expand=` of its own: nobody can count it."""
+    samples: int
+    """How many training samples went forward and backward, θ_e's included: the cost, where data differ in size."""
+    seconds: dict[str, float]
+    """Wall time of `theta_e`, `train` and `consolidate` (importance passes on entry and exit)."""
+
+
+class Learner(Trained):
+    """Learns task after task with one net and one guard.
+
+        learner = afec.Learner(backbone, afec.EWC(300) + afec.AFEC(0.1))
+        for task in stream.tasks:
+            learner.learn(task)
+        learner.evaluate(stream.tasks)
+
+    Args:
+        net: a `MultiHead`, or a backbone with the attribute `out_features`, which then gets a head for each task.
+        guard: the method; None is fine-tuning. AFEC needs no `epochs`: θ_e is trained by the same schedule.
+        schedule: how each task is trained.
+        seed: of batches, heads and everything else that is drawn here.
+        machine: device, precision, memory format.
+        progress: a progress bar; by default when standard error is a terminal.
+        on_phase: called after every epoch.
+        memo: where outcomes of trainings that no guard touches are kept and found.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        guard: Guard | None = None,
+        *,
+        schedule: Schedule | None = None,
+        seed: int = 0,
+        machine: Machine | None = None,
+        progress: bool | None = None,
+        on_phase: Callable[[Phase], None] | None = None,
+        memo: Memo | None = None,
+    ) -> None:
+        super().__init__(net, machine or Machine())
+        self.schedule = schedule or Schedule()
+        self.guard, self.seed, self.progress, self.on_phase, self.memo = guard, seed, progress, on_phase, memo
+        self._fit: Fit | None = None  # the training that is running
+        self._phase = ""
+        self._epochs_theta_e = 0  # of the present task
+        self._entry: dict[str, Tensor] | None = None  # the weights at the entry of the task, while θ_e is trained
+        self._unfinished: dict[str, Any] | None = None  # a training that was loaded in its middle
+
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    def learn(self, task: Task) -> Learned:
+        """Learn one more task; a task that was loaded in its middle goes on."""
+        try:
+            with forked(
+                seed_from("learner", self.seed), self.machine.torch_device
+            ):  # a new guard takes its seed from here
+                return self._learn(task)
+        finally:
+            self._entry, self._epochs_theta_e = None, 0
+
+    def _learn(self, task: Task) -> Learned:
+        number, loss = self._enter(task)
+        train, validation = stored(task.train, self.machine), stored(task.validation, self.machine)
+        seconds = {"theta_e": 0.0, "train": 0.0, "consolidate": 0.0}
+        start = time.perf_counter()
+
+        def new_fit(purpose: str) -> Fit:
+            seed = seed_from("learner", self.seed, number, purpose)
+            arguments = (Batches(train), Batches(validation), loss, self.schedule, seed, self.machine)
+            return Fit(self.net, *arguments)
+
+        def expand() -> None:  # θ_e: the new task alone, by the same rule as everything else
+            began = time.perf_counter()
+            self._epochs_theta_e = self._train(new_fit("theta_e"), number, task.name, "theta_e").epochs
+            seconds["theta_e"] += time.perf_counter() - began
+
+        fit = new_fit("train")
+        if self.guard is None:
+            self._train(fit, number, task.name, "train")
+        else:
+            self._entry = {name: value.detach().clone() for name, value in self.net.state_dict().items()}
+            with self.guard.learning(
+                self.net,
+                fit.optimizer,
+                train,
+                loss,
+                predict=loss.outputs,
+                likelihood=LIKELIHOOD[task.loss],
+                batch_size=self.schedule.batch_size,
+                train=expand,
+                progress=self.progress,
+            ) as guarded:
+                self._entry = None
+                began = time.perf_counter()
+                self._train(fit, number, task.name, "train", guarded)
+                seconds["train"] = time.perf_counter() - began
+                self._epochs_theta_e += _own_epochs(guarded)
+        self._known.append(Known(task.name, task.outputs, task.loss))
+        spent = time.perf_counter() - start
+        if self.guard is None:
+            seconds["train"] = spent
+        seconds["consolidate"] = spent - seconds["train"] - seconds["theta_e"]
+        samples = (fit.epochs + self._epochs_theta_e) * train.size
+        return Learned(task.name, fit.epochs, fit.best_epoch, self._epochs_theta_e, samples, seconds)
+
+    def learn_jointly(self, tasks: Sequence[Task]) -> Learned:
+        """Learn all `tasks` at once, from the present weights: the upper bound that keeps all old data. No guard acts."""
+        for task in tasks[len(self._known) :]:
+            self._enter(task)
+            self._known.append(Known(task.name, task.outputs, task.loss))
+        start = time.perf_counter()
+        losses = [HeadLoss(number, task.loss, self.machine) for number, task in enumerate(tasks)]
+        train = Mixture([stored(task.train, self.machine) for task in tasks])
+        validation = Mixture([stored(task.validation, self.machine) for task in tasks])
+        seed = seed_from("learner", self.seed, len(tasks) - 1, "train")
+        loss = partial(mixture_loss, losses)
+        fit = Fit(self.net, train, validation, loss, self.schedule, seed, self.machine)
+        self._train(fit, len(tasks) - 1, tasks[-1].name, "joint")
+        seconds = {"theta_e": 0.0, "train": time.perf_counter() - start, "consolidate": 0.0}
+        return Learned(tasks[-1].name, fit.epochs, fit.best_epoch, 0, fit.epochs * train.size, seconds)
+
+    def _enter(self, task: Task) -> tuple[int, HeadLoss]:
+        """The task's number and its loss; its head is there afterwards."""
+        number, heads = len(self._known), self.net.heads
+        if task.name in self.tasks_learned:
+            raise ValueError(
+                f"a task called '{task.name}' was learned already, and tasks are told apart by their names; "
+                "give this one another name: dataclasses.replace(task, name=…)"
+            )
+        if number == len(heads):
+            with forked(seed_from("learner", self.seed, "head", number), self.machine.torch_device):
+                self.net.add_head(task.outputs)
+            self.machine.placed(self.net)
+        size = heads[number].out_features
+        if size != task.outputs:
+            raise ValueError(
+                f"task {number + 1}, '{task.name}', has {task.outputs} outputs, but head {number + 1} of the net has {size}; "
+                "make the net for this stream: MultiHead(backbone, stream.outputs), or give the backbone alone"
+            )
+        return number, HeadLoss(number, task.loss, self.machine)
+
+    def _train(self, fit: Fit, number: int, name: str, phase: str, guarded: GuardedTask | None = None) -> Fit:
+        """Run one training, with what the guard adds and what an earlier process left."""
+        if self._unfinished is not None and self._unfinished["phase"] == phase:
+            fit.load_state_dict(self._unfinished["fit"])
+            self._epochs_theta_e = self._unfinished["epochs_theta_e"]
+            if phase == "theta_e":
+                self.net.load_state_dict(self._unfinished["theta_e"])
+            self._unfinished = None
+        known = None
+        if self.memo is not None and fit.epochs == 0 and phase != "joint" and (guarded is None or guarded.idle):
+            known = self.memo.path(fit)
+            if self.memo.recall(known, fit):
+                return fit
+        self._fit, self._phase = fit, phase
+        try:
+            with shown(self.progress, number, name, phase) as show:
+
+                def on_epoch(epoch: Epoch) -> None:
+                    show(epoch)
+                    if self.on_phase:
+                        self.on_phase(Phase(number, name, phase, epoch))
+
+                if guarded is None:
+                    fit.run(on_epoch=on_epoch)
+                else:
+                    fit.run(
+                        extra_loss=_penalty(guarded, self.schedule),
+                        before_epoch=guarded.epoch,
+                        on_best=guarded.bookmark,
+                        on_epoch=on_epoch,
+                    )
+                    if self.schedule.best_weights:
+                        guarded.return_to_bookmark()
+        finally:
+            self._fit = None
+        if self.memo is not None and known is not None:
+            self.memo.keep(known, fit)
+        return fit
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, between tasks and after any epoch inside one: plain dictionaries of tensors and numbers."""
+        inside: dict[str, Any] | None = None
+        if self._fit is not None:
+            inside = {
+                "phase": self._phase,
+                "fit": self._fit.state_dict(),
+                "theta_e": self.net.state_dict() if self._phase == "theta_e" else None,
+                "epochs_theta_e": self._epochs_theta_e,
+            }
+        elif self._unfinished is not None:
+            inside = self._unfinished
+        expanding = inside is not None and inside["phase"] == "theta_e" and self._entry is not None
+        return {
+            "format": FORMAT,
+            "seed": self.seed,
+            "tasks": [asdict(known) for known in self._known],
+            "net": self._entry if expanding else self.net.state_dict(),
+            "heads": [head.out_features for head in self.net.heads],
+            "guard": None if self.guard is None else self.guard.state_dict(),
+            "inside": inside,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a `state_dict()`; net, guard and schedule are those of this learner."""
+        check_state(state, self.guard)
+        check_net(state, self.net)
+        while len(self.net.heads) < len(state["heads"]):
+            self.net.add_head(state["heads"][len(self.net.heads)])
+        self.machine.placed(self.net)
+        self.net.load_state_dict(state["net"])
+        if self.guard is not None:
+            self.guard.load_state_dict(state["guard"])
+        self.seed = state["seed"]
+        self._known = [Known(**known) for known in state["tasks"]]
+        self._unfinished = state["inside"]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write everything to one safetensors file, whole or not at all."""
+        save_tree(path, {"afec": "learner", **self.state_dict()})
+
+    def load(self, path: str | PathLike[str]) -> Learner:
+        """Read what `save` wrote into this learner, made with the same net and guard. Nothing in the file is executed."""
+        tree = load_tree(path, device=self.machine.device)
+        if not isinstance(tree, dict) or tree.get("afec") != "learner":
+            raise FileError(f"{path} is no file of Learner.save(); expected its mark afec='learner'")
+        self.load_state_dict({key: value for key, value in tree.items() if key != "afec"})
+        return self
+
+
+def _penalty(guarded: GuardedTask, schedule: Schedule) -> Callable[[], float] | None:
+    if schedule.select == "loss":
+        return None
+    if schedule.select == "old-penalised":
+        return lambda: float(guarded.penalties().get("old", torch.zeros(())))
+    return lambda: float(guarded.penalty())
+
+
+def _own_epochs(guarded: GuardedTask) -> int:
+    """How long AFEC has trained θ_e by itself: `epochs=`, or an epoch beside each of ours under its interleaved schedule."""
+    for term in guarded.terms:
+        flight = guarded.flights[term.name]
+        if isinstance(term, AFEC) and "mean" in flight:
+            return int(flight.get("epochs", term.epochs or 0))
+    return 0

@@ -1,0 +1,70 @@
+"""Trainings that no guard touches are pure functions, and need not be repeated.
+
+The first task, and every expansion, is the same for all methods and strengths of a seed: it depends on the initial weights, the
+data, the loss, the schedule and the seed alone. A memo keeps the outcome under the hash of exactly these. What it gives back is
+bit for bit what a training would have given (on one machine and one build of torch, which are part of the hash).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from afec.files import FileError, load_tree, save_tree
+from afec.learner.fit import Fit
+from afec.learner.tasks import Batches
+
+__all__ = ["Memo"]
+
+
+class Memo:
+    """Outcomes of trainings, in a directory; any number of processes may use it at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, fit: Fit) -> Path:
+        """Where the outcome of this training is, or will be; to be asked before the training begins."""
+        assert isinstance(fit.train, Batches), "a mixture is trained once"
+        assert isinstance(fit.validation, Batches), "a mixture is trained once"
+        digest = hashlib.blake2b(digest_size=16)
+        where = (torch.__version__, platform.machine(), torch.get_num_threads())
+        digest.update(repr((where, fit.loss_fn, astuple(fit.schedule), astuple(fit.machine), fit.seed)).encode())
+        digest.update(repr(fit.model).encode())  # layers without weights, like a dropout and its rate
+        for name, value in fit.model.state_dict().items():
+            digest.update(name.encode())
+            digest.update(_bytes(value))
+        for tensor in (*fit.train.split, *fit.validation.split):
+            digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+            digest.update(_bytes(tensor))
+        return self.directory / f"{digest.hexdigest()}.safetensors"
+
+    @staticmethod
+    def recall(path: Path, fit: Fit) -> bool:
+        """Give the fit its outcome, where it is known."""
+        if not path.exists():
+            return False
+        try:
+            known = load_tree(path, device=fit.machine.device)
+        except FileError:  # damaged: it is simply done again
+            return False
+        fit.model.load_state_dict(known["weights"])
+        fit.history, fit.best_epoch = known["history"], known["best_epoch"]
+        return True
+
+    @staticmethod
+    def keep(path: Path, fit: Fit) -> None:
+        """Remember the outcome of a training that has just ended."""
+        weights = dict(fit.model.state_dict())
+        save_tree(path, {"weights": weights, "history": fit.history, "best_epoch": fit.best_epoch})
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return np.ascontiguousarray(flat.view(torch.uint8).numpy()).tobytes() if flat.numel() else b""

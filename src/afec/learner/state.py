@@ -1,0 +1,45 @@
+"""Whether a saved state fits the learner that it is loaded into; asked before anything of it is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from afec.guard import Guard
+from afec.nets import MultiHead
+
+__all__ = ["FORMAT", "check_net", "check_state"]
+
+FORMAT = 1
+
+
+def check_state(state: Any, guard: Guard | None) -> None:
+    """Raise where this is no state, or that of another method."""
+    keys = {"format", "seed", "tasks", "net", "heads", "guard", "inside"}
+    if not isinstance(state, dict) or set(state) != keys or state["format"] != FORMAT:
+        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+        raise ValueError(f"this is no state of a Learner (format {FORMAT}): expected {sorted(keys)}, got {found}")
+    saved, here = (state["guard"] or {}).get("method", "finetune"), "finetune" if guard is None else guard.method
+    if saved != here:
+        raise ValueError(
+            f"the state is of a learner with the method '{saved}', this one has '{here}'; give it that guard"
+        )
+
+
+def check_net(state: dict[str, Any], net: MultiHead) -> None:
+    """Raise where the state is of another net."""
+    saved, here = state["heads"], [head.out_features for head in net.heads]
+    if here != saved[: len(here)]:
+        raise ValueError(
+            f"the state is of a net with heads of sizes {saved}, this one has {here}; give it the net that was saved"
+        )
+    shapes, own = (
+        {name: tuple(value.shape) for name, value in weights.items() if not name.startswith("heads.")}
+        for weights in (state["net"], net.state_dict())
+    )
+    for name in sorted(shapes.keys() | own.keys()):
+        if shapes.get(name) != own.get(name):
+            there, present = shapes.get(name, "nothing"), own.get(name, "nothing")
+            raise ValueError(
+                f"the state is of another net: '{name}' has the shape {there} there and {present} here; "
+                "give the learner the net that was saved"
+            )

@@ -1,0 +1,109 @@
+"""A task as the loop sees it: batches by row number, and the loss of a batch through the right head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from afec.fisher import Likelihood
+from afec.learner.machine import Machine
+from afec.streams import Split, Task
+
+__all__ = ["LIKELIHOOD", "Batches", "HeadLoss", "Mixture", "mixture_loss", "predict_in_chunks", "stored"]
+
+CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
+LIKELIHOOD: dict[str, Likelihood] = {"cross_entropy": "categorical", "mse": "gaussian"}
+"""What a loss is the negative log of. The mean square of two coordinates is ½‖·‖², a Gaussian's of unit variance."""
+
+
+def stored(split: Split, machine: Machine) -> Split:
+    """The whole split on the device: small data need no loader."""
+    return Split(machine.stored(split.inputs), split.targets.to(machine.torch_device))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The samples of one split."""
+
+    split: Split
+
+    @property
+    def size(self) -> int:
+        """How many samples."""
+        return self.split.size
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these rows."""
+        return self.split.inputs[rows], self.split.targets[rows]
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """The mean loss of a batch of one task, and its outputs: both through the task's own head."""
+
+    number: int
+    kind: str
+    machine: Machine
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """The loss."""
+        return CRITERIA[self.kind](self.outputs(model, batch), batch[1])
+
+    def outputs(self, model: nn.Module, batch: Any) -> Tensor:
+        """What the head says."""
+        outputs: Tensor = model(self.machine.batch(batch[0]), task=self.number)
+        return outputs
+
+
+class Mixture:
+    """The samples of several tasks in one: a batch is a list of (task's number, inputs, targets)."""
+
+    def __init__(self, splits: Sequence[Split]) -> None:
+        self.splits = splits
+        sizes = torch.tensor([split.size for split in splits])
+        self.ends = sizes.cumsum(0)
+        self.starts = self.ends - sizes
+
+    @property
+    def size(self) -> int:
+        """How many samples in all."""
+        return int(self.ends[-1])
+
+    def take(self, rows: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """These rows, task by task."""
+        parts = []
+        for number, split in enumerate(self.splits):
+            inside = rows[(rows >= self.starts[number]) & (rows < self.ends[number])] - self.starts[number]
+            if len(inside):
+                parts.append((number, split.inputs[inside], split.targets[inside]))
+        return parts
+
+
+def mixture_loss(losses: Sequence[HeadLoss], model: nn.Module, batch: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+    """The mean over all samples of a mixed batch."""
+    size = sum(len(inputs) for _, inputs, _ in batch)
+    parts = [losses[number](model, (inputs, targets)) * (len(inputs) / size) for number, inputs, targets in batch]
+    return torch.stack(parts).sum()
+
+
+def predict_in_chunks(model: nn.Module, loss: HeadLoss, inputs: Tensor, chunk: int = 1024) -> Tensor:
+    """The outputs for all `inputs`, in eval mode and without gradients; the mode is put back."""
+    mode = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), loss.machine.precision():
+            device = loss.machine.torch_device
+            parts = [loss.outputs(model, (part.to(device),)).float().cpu() for part in torch.split(inputs, chunk)]
+            return torch.cat(parts)
+    finally:
+        model.train(mode)
+
+
+def accuracy(model: nn.Module, loss: HeadLoss, task: Task, split: Split) -> float:
+    """The fraction of the split whose class is read off rightly."""
+    return task.accuracy(predict_in_chunks(model, loss, split.inputs), Split(split.inputs.cpu(), split.targets.cpu()))

@@ -1,0 +1,73 @@
+"""A net and the tasks that it has learned: what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from afec.learner.machine import Machine
+from afec.learner.tasks import HeadLoss, accuracy, predict_in_chunks
+from afec.nets import MultiHead
+from afec.streams import Task
+
+__all__ = ["Known", "Trained"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What stays of a task that was learned."""
+
+    name: str
+    outputs: int
+    loss: str
+
+
+class Trained:
+    """A net with a head for each task, on its machine."""
+
+    def __init__(self, net: nn.Module, machine: Machine) -> None:
+        self.net, self.machine = net if isinstance(net, MultiHead) else MultiHead(net, ()), machine
+        self.machine.placed(self.net)
+        self._known: list[Known] = []
+
+    @property
+    def tasks_learned(self) -> list[str]:
+        """The names of the tasks so far."""
+        return [known.name for known in self._known]
+
+    def evaluate(self, tasks: Task | Sequence[Task], split: str = "test") -> list[float]:
+        """The accuracy of a task that was learned, or of each task of a stream.
+
+        A stream is given in its order from the first task on: then tasks that are not learned yet can be asked for as well,
+        where their heads are there.
+        """
+        if isinstance(tasks, Task):
+            asked = [(self._number_of(tasks.name, None), tasks)]
+        else:
+            asked = [(self._number_of(task.name, place), task) for place, task in enumerate(tasks)]
+        return [
+            accuracy(self.net, HeadLoss(number, task.loss, self.machine), task, getattr(task, split))
+            for number, task in asked
+        ]
+
+    def outputs(self, x: Tensor, task: int | str) -> Tensor:
+        """What the task's head says for the inputs `x`: logits, or the values of a regression."""
+        number = task if isinstance(task, int) else self._number_of(task, None)
+        if not 0 <= number < len(self._known):
+            raise ValueError(f"no task number {number} was learned; there are {len(self._known)}: {self.tasks_learned}")
+        return predict_in_chunks(self.net, HeadLoss(number, self._known[number].loss, self.machine), x)
+
+    def predict(self, x: Tensor, task: int | str) -> Tensor:
+        """The class of each input, or, of a regression task, its values. `task` is a number from 0 or a name."""
+        outputs = self.outputs(x, task)
+        number = task if isinstance(task, int) else self._number_of(task, None)
+        return outputs.argmax(dim=1) if self._known[number].loss == "cross_entropy" else outputs
+
+    def _number_of(self, name: str, default: int | None) -> int:
+        if name in self.tasks_learned:
+            return self.tasks_learned.index(name)
+        if default is None or default >= len(self.net.heads):
+            raise ValueError(f"no task '{name}' was learned; the tasks so far are {self.tasks_learned}")
+        return default

@@ -1,0 +1,84 @@
+"""Methods by name: `ewc+afec` on the command line, in a config, in a table, is `EWC(…) + AFEC(…)`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from afec.guard import Guard, Term
+from afec.methods.afec import AFEC
+from afec.methods.ewc import EWC
+from afec.methods.mas import MAS
+from afec.methods.rwalk import RWALK
+from afec.methods.si import SI
+from afec.naming import did_you_mean, unknown
+
+__all__ = ["FINETUNE", "METHODS", "MethodRecord", "check_settings", "make_guard", "terms_of"]
+
+FINETUNE = "finetune"
+"""No term at all."""
+
+
+@dataclass(frozen=True)
+class MethodRecord:
+    """One term that can be named."""
+
+    name: str
+    make: type[Term]
+    description: str
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What can be set by a config: the constructor's arguments, without those that are objects of Python."""
+        objects = {"self", "params", "expand", "optimizer"}
+        return tuple(name for name in inspect.signature(self.make.__init__).parameters if name not in objects)
+
+
+METHODS = {
+    record.name: record
+    for record in (
+        MethodRecord("ewc", EWC, "elastic weight consolidation: each weight is held by its Fisher information"),
+        MethodRecord("mas", MAS, "memory aware synapses: held by how much the output depends on it"),
+        MethodRecord("si", SI, "synaptic intelligence: held by what its path gave to the loss"),
+        MethodRecord("rwalk", RWALK, "Riemannian walk: Fisher information and path together"),
+        MethodRecord("afec", AFEC, "active forgetting: pulled to where the new task alone would have it"),
+    )
+}
+
+
+def terms_of(expression: str) -> tuple[str, ...]:
+    """The names of the terms, sorted as the guard sorts them; `finetune` has none."""
+    names = [part.strip().lower() for part in expression.split("+")]
+    if names == [FINETUNE]:
+        return ()
+    for name in names:
+        if name not in METHODS:
+            where = "" if len(names) == 1 else f" in '{expression}'"
+            raise ValueError(unknown("method", name, [FINETUNE, *METHODS]) + where)
+    if len(set(names)) != len(names):
+        raise ValueError(f"'{expression}' has one method twice; add each at most once")
+    return tuple(sorted(names, key=lambda name: (METHODS[name].make.rank, name)))
+
+
+def check_settings(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise for a setting that the method does not have."""
+    valid = METHODS[name].settings
+    for key in settings:
+        if key not in valid:
+            near = did_you_mean(key, valid) or "."
+            raise ValueError(f"{name} has no setting '{key}'{near} It has: {', '.join(valid)}")
+
+
+def make_guard(expression: str, settings: Mapping[str, Mapping[str, Any]]) -> Guard | None:
+    """The guard of an expression, from the settings of each of its terms; None for `finetune`."""
+    guard: Guard | None = None
+    for name in terms_of(expression):
+        check_settings(name, settings.get(name, {}))
+        try:
+            term = METHODS[name].make(**settings.get(name, {}))
+        except TypeError as error:
+            raise ValueError(f"the settings of {name}, {dict(settings.get(name, {}))}, do not fit: {error}") from error
+        guard = term if guard is None else guard + term
+    return guard

@@ -1,0 +1,131 @@
+"""MAS, memory aware synapses (Aljundi et al. 2018), with the AFEC paper's λ/2.
+
+    L(θ) = L_new(θ) + λ/2 · Σ_i Ω_{1:t−1,i} (θ_i − θ*_i)²,     Ω_{t,i} = 1/N · Σ_n |∂‖f(x_n)‖²/∂θ_i|
+
+Ω is how much the squared norm of the output (of the logits, in classification) depends on a weight; labels play no part.
+θ* are the weights at the end of the latest task, Ω_{1:t} = Ω_{1:t−1} + Ω_t the sum over the tasks. `strength` is λ; the ½ is
+not part of it.
+
+    guard = afec.MAS(strength=1)
+    with guard.learning(model, optimizer, loader, loss_fn):  # predict= where the output is not model(batch[0])
+        train(model, optimizer, loader)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from afec.gaussian import Gaussian, running_average, running_sum
+from afec.guard import GuardedTask, Params, State, Term, checked_weight, one_of
+from afec.guard.problem import Predict
+from afec.methods.presets import Preset, settings
+
+__all__ = ["MAS"]
+
+
+@final
+class MAS(Term):
+    """Pull each weight to where the old tasks left it, by how much the output depends on it.
+
+    Args:
+        strength: λ ≥ 0. Zero switches the method off (fine-tuning, bit for bit).
+        norm: of the output: `squared`, ‖f‖² (MAS's paper), or `l2`, ‖f‖ (the released code).
+        batch: B samples whose gradients are added up before the absolute value is taken, 1/N·Σ_b |∂Σ_{x∈b}‖f(x)‖/∂θ|, as in the
+            released code with 20. 1 is MAS's paper: each sample by itself.
+        dropout: leave dropout on while Ω is measured.
+        merge: over the tasks, `sum` (MAS's paper and the released code) or `mean` (as EWC does).
+        preset: `default`, `paper` or `official`; what is given beside it wins.
+        params: what is guarded, a module or parameters; default all that require grad (multi-head nets: the backbone).
+    """
+
+    name = "mas"
+
+    def __init__(
+        self,
+        strength: float,
+        *,
+        norm: Literal["squared", "l2"] | None = None,
+        batch: int | None = None,
+        dropout: bool | None = None,
+        merge: Literal["sum", "mean"] | None = None,
+        preset: Preset = "default",
+        params: Params = None,
+    ) -> None:
+        super().__init__(params)
+        self.strength = checked_weight("MAS: strength (λ)", strength)
+        chosen = settings(self.name, preset, norm=norm, batch=batch, dropout=dropout, merge=merge)
+        self.norm, self.batch, self.dropout, self.merge = (chosen[key] for key in ("norm", "batch", "dropout", "merge"))
+        one_of("MAS: norm", self.norm, ("squared", "l2"))
+        one_of("MAS: merge", self.merge, ("sum", "mean"))
+        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
+            raise ValueError(f"MAS: batch must be an integer ≥ 1 (1: each sample by itself); got {self.batch!r}")
+
+    def described(self) -> str:
+        """`MAS(strength=…)`."""
+        return f"MAS(strength={self.strength:g}, norm={self.norm!r}, batch={self.batch})"
+
+    @property
+    def is_off(self) -> bool:
+        """λ = 0."""
+        return self.strength == 0
+
+    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+        """Ω of all tasks so far around the latest weights, times λ; nothing in the first task."""
+        if not state:
+            return []
+        return [(self.strength, task.remembered(Gaussian(state["mean"], state["precision"])))]
+
+    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]]:
+        """Before the first task: as if the present weights had just learned these data."""
+        if state:
+            return self.quadratics(task, state, {})
+        return [(self.strength, Gaussian(task.values(), self._sensitivity(task, "rehearse", most_batches=4)))]
+
+    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+        """Ω_{1:t} around the weights as they are now."""
+        old = Gaussian(state["mean"], state["precision"]) if state else None
+        if old is not None:
+            old = old.grown_to(dict(task.model.named_parameters()))
+        new = Gaussian(task.values(), self._sensitivity(task, "mas"))
+        total = running_sum(old, new) if self.merge == "sum" else running_average(old, new, task.number + 1)
+        return {"mean": total.mean, "precision": total.precision}
+
+    def _sensitivity(self, task: GuardedTask, *purpose: object, most_batches: int | None = None) -> dict[str, Tensor]:
+        assert task.problem.predict is not None, "the guard has a default for it"
+        alone = self.batch == 1 and not self.dropout
+        size = None if alone or not task.passes.rebatches else self.batch
+        return task.moment(
+            replace(task.problem, loss=_OutputNorm(task.problem.predict, self.norm, mean=alone)),
+            *purpose,
+            kind="empirical" if alone else "batched",
+            pass_size=size,
+            batch_size=1,  # sums over batches are divided by N
+            train=self.dropout,
+            power=1,
+            most_batches=most_batches,
+        )
+
+
+@dataclass(frozen=True)
+class _OutputNorm:
+    """‖f(x)‖² or ‖f(x)‖, the sum or the mean over the samples of a batch."""
+
+    predict: Predict
+    norm: str
+    mean: bool
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        output = self.predict(model, batch)
+        if not isinstance(output, Tensor) or output.dim() == 0:
+            got = "a scalar" if isinstance(output, Tensor) else type(output).__name__
+            raise TypeError(
+                f"MAS needs the output as a tensor with samples along dimension 0; predict(model, batch) gave {got}. "
+                "Give predict=lambda model, batch: … to learning()"
+            )
+        rows = output.reshape(len(output), -1)
+        norms = rows.square().sum(1) if self.norm == "squared" else torch.linalg.vector_norm(rows, dim=1)
+        return norms.mean() if self.mean else norms.sum()

@@ -1,0 +1,173 @@
+"""What the accuracy matrix says: pure functions, fractions in and fractions out.
+
+One representation everywhere. `A` has T + 1 rows and T columns for T tasks: row 0 is measured at random initialisation, row i
+after learning task i (counted from 1, as in the paper), and column j − 1 is task j. So `A[i, j - 1]` is the paper's A_{i,j}:
+the test accuracy on task j after learning the tasks 1 to i. NaN stands for what was not measured.
+
+- A metric whose formula uses an entry that is NaN is NaN; entries it does not use do not matter.
+- A metric that compares old tasks with new ones is NaN for T = 1, where there is no old one.
+- A wrong shape, or a number that is no fraction, is a ValueError.
+- After t of the T tasks, every metric is that of `A[: t + 1, :t]`.
+
+App. D of the paper has AAC, BWT and FWT (here `fwt_zero_shot`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "aac",
+    "aac_curve",
+    "bwt",
+    "empty_matrix",
+    "forgetting",
+    "fwt_vs_scratch",
+    "fwt_zero_shot",
+    "mean_new_task_accuracy",
+    "new_accuracy",
+    "new_task_accuracy",
+    "old_accuracy",
+    "summary",
+]
+
+Floats = NDArray[np.float64]
+
+
+def empty_matrix(tasks: int) -> Floats:
+    """The accuracy matrix of `tasks` tasks before anything is measured: all NaN."""
+    if tasks < 1:
+        raise ValueError(f"an accuracy matrix needs at least 1 task; got tasks={tasks}")
+    return np.full((tasks + 1, tasks), np.nan)
+
+
+def aac(A: ArrayLike, tasks: int | None = None) -> float:  # noqa: N803 (the paper's name)
+    """Averaged accuracy: (1/t)·Σ_{j≤t} A_{t,j}, over the tasks learned so far. t = 10 is the paper's A_10; default all."""
+    matrix = _matrix(A)
+    last = matrix.shape[1]
+    t = last if tasks is None else tasks
+    if not 1 <= t <= last:
+        raise ValueError(f"aac needs tasks from 1 to {last}, the number of tasks of this accuracy matrix; got {tasks}")
+    return float(matrix[t, :t].mean())
+
+
+def aac_curve(A: ArrayLike) -> Floats:  # noqa: N803
+    """The averaged accuracy after 1, 2, …, T tasks."""
+    matrix = _matrix(A)
+    return np.array([matrix[t, :t].mean() for t in range(1, len(matrix))])
+
+
+def bwt(A: ArrayLike) -> float:  # noqa: N803
+    """Backward transfer: 1/(T−1)·Σ_{j<T} (A_{T,j} − A_{j,j}). Negative where learning on has spoiled old tasks."""
+    matrix = _matrix(A)
+    return _mean(matrix[-1, :-1] - _diagonal(matrix)[:-1])
+
+
+def forgetting(A: ArrayLike) -> float:  # noqa: N803
+    """The mean over old tasks j < T of the best A_{i,j}, j ≤ i < T, less A_{T,j}.
+
+    At least −BWT, since the best is no worse than A_{j,j}; negative where old tasks ended better than they ever were.
+    """
+    matrix = _matrix(A)
+    best = [matrix[j + 1 : -1, j].max() for j in range(matrix.shape[1] - 1)]
+    return _mean(np.array(best) - matrix[-1, :-1])
+
+
+def new_task_accuracy(A: ArrayLike) -> Floats:  # noqa: N803
+    """A_{i,i} for i = 1, …, T: the accuracy on each task just after learning it."""
+    return _diagonal(_matrix(A))
+
+
+def mean_new_task_accuracy(A: ArrayLike) -> float:  # noqa: N803
+    """(1/T)·Σ A_{i,i}, the mean of `new_task_accuracy`."""
+    return _mean(_diagonal(_matrix(A)))
+
+
+def old_accuracy(A: ArrayLike) -> float:  # noqa: N803
+    """1/(T−1)·Σ_{j<T} A_{T,j}: the accuracy on the old tasks after the last one."""
+    return _mean(_matrix(A)[-1, :-1])
+
+
+def new_accuracy(A: ArrayLike) -> float:  # noqa: N803
+    """A_{T,T}: the accuracy on the last task after learning it."""
+    return float(_matrix(A)[-1, -1])
+
+
+def fwt_zero_shot(A: ArrayLike) -> float:  # noqa: N803
+    """The paper's forward transfer: 1/(T−1)·Σ_{i≥2} (A_{i−1,i} − A_{0,i}), each task just before it is learned.
+
+    With one head per task A_{i−1,i} is the accuracy of an untrained head, so this is near 0 whatever the method does.
+    `fwt_vs_scratch` is the one that says something there.
+    """
+    matrix = _matrix(A)
+    before = matrix[:-1].diagonal()  # A_{i−1,i} for i = 1, …, T
+    return _mean(before[1:] - matrix[0, 1:])
+
+
+def fwt_vs_scratch(A: ArrayLike, scratch: ArrayLike) -> float:  # noqa: N803
+    """Forward transfer against learning alone: 1/(T−1)·Σ_{i≥2} (A_{i,i} − scratch_i).
+
+    Args:
+        A: the accuracy matrix.
+        scratch: the accuracy of each task, T numbers, when it alone is learned from random initialisation. The first is
+            not used.
+    """
+    matrix = _matrix(A)
+    alone = _fractions(scratch, "scratch")
+    if alone.shape != (matrix.shape[1],):
+        raise ValueError(
+            f"scratch has shape {alone.shape}; it needs one number for each of the {matrix.shape[1]} tasks of the "
+            "accuracy matrix, NaN where a task was not learned alone"
+        )
+    return _mean(_diagonal(matrix)[1:] - alone[1:])
+
+
+def summary(A: ArrayLike, scratch: ArrayLike | None = None) -> dict[str, float]:  # noqa: N803
+    """Every metric that is one number, under the name of its function. `fwt_vs_scratch` is NaN without `scratch`."""
+    functions = (
+        aac,
+        bwt,
+        forgetting,
+        mean_new_task_accuracy,
+        old_accuracy,
+        new_accuracy,
+        fwt_zero_shot,
+    )
+    result = {function.__name__: function(A) for function in functions}
+    result["fwt_vs_scratch"] = float("nan") if scratch is None else fwt_vs_scratch(A, scratch)
+    return result
+
+
+def _diagonal(matrix: Floats) -> Floats:
+    """A_{i,i} for i = 1, …, T."""
+    return matrix[1:].diagonal().copy()
+
+
+def _mean(values: Floats) -> float:
+    """The mean, NaN of nothing."""
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _matrix(values: ArrayLike) -> Floats:
+    matrix = _fractions(values, "the accuracy matrix")
+    if matrix.ndim != 2 or matrix.shape[1] < 1 or matrix.shape[0] != matrix.shape[1] + 1:
+        raise ValueError(
+            f"the accuracy matrix has shape {matrix.shape}; for T tasks it needs (T + 1, T), with row 0 measured at random "
+            "initialisation (NaN if it was not) and row i after learning task i"
+        )
+    return matrix
+
+
+def _fractions(values: ArrayLike, name: str) -> Floats:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers in rows of equal length, NaN where not measured: {error}") from error
+    outside = array[~np.isnan(array) & ~((array >= 0) & (array <= 1))]
+    if outside.size:
+        raise ValueError(
+            f"{name} has {outside.flat[0]}; accuracies are fractions from 0 to 1, or NaN where not measured "
+            "(divide percentages by 100)"
+        )
+    return array

@@ -1,0 +1,54 @@
+"""The backbones that have a name, for configs and the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from afec.naming import check_section, fault
+from afec.nets.alexnet import AlexNet
+from afec.nets.cnn6 import CNN6
+from afec.nets.small import DigitsBackbone
+
+__all__ = ["NETS", "NetRecord", "check_backbone", "make_backbone"]
+
+
+@dataclass(frozen=True)
+class NetRecord:
+    """One backbone that can be named."""
+
+    name: str
+    function: Callable[..., nn.Module]
+    """Takes the options and gives a backbone with an attribute `out_features`."""
+    description: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of its options."""
+        return tuple(inspect.signature(self.function).parameters)
+
+
+NETS: dict[str, NetRecord] = {
+    record.name: record
+    for record in (
+        NetRecord("digits", DigitsBackbone, "two convolutions and a hidden layer, for grey images of 8×8 pixels"),
+        NetRecord("cnn6", CNN6, "the paper's six convolutions and a hidden layer, for colour images of 32×32 pixels"),
+        NetRecord("alexnet", AlexNet, "AlexNet without its head, for colour images of 224×224 pixels"),
+    )
+}
+
+
+def make_backbone(name: str, **options: Any) -> nn.Module:
+    """The backbone called `name`, with its options; what there is, `NETS` lists."""
+    if found := fault("net", NETS, name, options):
+        raise ValueError(found[1])
+    return NETS[name].function(**options)
+
+
+def check_backbone(section: Mapping[str, Any]) -> None:
+    """Raise for a [net] section (`name` and options) whose name or options do not exist. Makes no net."""
+    check_section("net", NETS, section)

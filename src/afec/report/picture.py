@@ -1,0 +1,91 @@
+"""The picture of a study, from run directories: circles for a regression, curves over the tasks otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from afec.files import load_tree
+from afec.lab import REFERENCES, RunConfig, RunDirectory, build
+from afec.learner.tasks import HeadLoss, predict_in_chunks
+from afec.metrics import aac_curve, new_task_accuracy
+from afec.nets import MultiHead
+from afec.report.circle import Panel, draw_circles
+from afec.report.table import lines
+from afec.streams import Task
+from afec.streams.digits import arrangement, circle
+
+__all__ = ["draw_curves", "draw_study"]
+
+Runs = Sequence[tuple[RunConfig, RunDirectory]]
+
+
+def draw_study(path: Path, runs: Runs) -> None:
+    """Draw what there is to see of these finished runs."""
+    runs = [(config, run) for config, run in runs if run.done and config.method != "scratch"]
+    if not runs:
+        raise ValueError("there is no finished run to draw")
+    if runs[0][0].stream["name"] == "digits-regression":
+        seed = min(run.seed for _, run in runs)
+        draw_predictions(path, [(config, run) for config, run in runs if run.seed == seed])
+    else:
+        draw_curves(path, runs)
+
+
+def draw_predictions(path: Path, runs: Runs) -> None:
+    """The circles of one seed: the methods side by side, one row for each task."""
+    seed = runs[0][1].seed
+    panels: list[list[Panel]] = []
+    for config, run in runs:
+        stream, net = build(config, seed)
+        net.load_state_dict(load_tree(run.path / "weights" / f"task{len(stream.tasks)}.safetensors"))
+        panels.append([_panel(net, config, task, seed, number) for number, task in enumerate(stream.tasks)])
+    names = [task.name for task in stream.tasks]
+    title = (
+        f"Where each method puts the digits after learning {len(names)} arrangements one after the other\n"
+        f"(test images of one seed, {seed}; the colour is the true digit, a ring its place; the table has the means over seeds)"
+    )
+    rows = [(name, [panel[number] for panel in panels]) for number, name in enumerate(names)]
+    draw_circles(path, rows, [line.label for line in lines(runs)], title)
+
+
+def _panel(net: MultiHead, config: RunConfig, task: Task, seed: int, number: int) -> Panel:
+    outputs = predict_in_chunks(net, HeadLoss(number, task.loss, config.machine), task.test.inputs)
+    return Panel(
+        points=outputs.numpy(),
+        classes=task.classes(task.test).numpy(),
+        targets=circle(arrangement(seed, number)).numpy(),
+        accuracy=task.accuracy(outputs, task.test),
+    )
+
+
+def draw_curves(path: Path, runs: Runs) -> None:
+    """Averaged accuracy over the tasks so far, and the accuracy of each new task, with bands of one standard deviation."""
+    names = {(line.config.label, line.config.hash): line.label for line in lines(runs)}
+    groups: dict[str, list[tuple[RunConfig, RunDirectory]]] = {}
+    for config, run in runs:
+        groups.setdefault(names[config.label, config.hash], []).append((config, run))
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for place, (label, found) in enumerate(groups.items()):
+        colour, dash = mpl.colormaps["tab10"](place % 10), "--" if found[0][0].method in REFERENCES else "-"
+        matrices = [run.matrix() for _, run in found]
+        for ax, curves in ((left, [aac_curve(a) for a in matrices]), (right, [new_task_accuracy(a) for a in matrices])):
+            values = 100 * np.array(curves)
+            tasks, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
+            spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+            ax.plot(tasks, mean, dash, color=colour, marker="o", markersize=3, label=label)
+            ax.fill_between(tasks, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+    left.set(title="averaged accuracy of the tasks so far", xlabel="tasks learned", ylabel="%")
+    right.set(title="accuracy of each new task", xlabel="task", ylabel="%")
+    left.legend(fontsize=8)
+    config = runs[0][0]
+    figure.suptitle(f"{config.benchmark}, scale {config.scale}, {max(map(len, groups.values()))} seeds (band: ± std)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)

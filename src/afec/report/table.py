@@ -1,0 +1,180 @@
+"""The table of a study, and the differences within seeds, from run directories alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from afec.lab import REFERENCES, RunConfig, RunDirectory
+from afec.metrics import summary
+from afec.report.paired import Paired, mean_and_std, paired
+
+__all__ = ["COLUMNS", "Line", "comparisons", "lines", "study_table"]
+
+COLUMNS = {
+    "aac": "AAC",
+    "old_accuracy": "old tasks",
+    "new_accuracy": "new task",
+    "mean_new_task_accuracy": "each new task",
+    "bwt": "BWT",
+    "fwt_vs_scratch": "FWT vs scratch",
+}
+"""The metrics of the table, by their names in `metrics.summary`; higher is better for each."""
+
+
+@dataclass
+class Line:
+    """One row: a configuration over its seeds."""
+
+    config: RunConfig
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By seed."""
+    epochs: dict[int, int] = field(default_factory=dict)
+    samples: dict[int, int] = field(default_factory=dict)
+    """How many training samples went forward and backward: the cost."""
+    mark: str = ""
+    """What tells it from other rows of the same name, where there are any."""
+
+    @property
+    def label(self) -> str:
+        """The method, its variant, its strengths, and what tells it from others."""
+        return f"{self._name}, {self.mark}" if self.mark else self._name
+
+    @property
+    def _name(self) -> str:
+        weights = [
+            f"{symbol}={self.config.settings[term][key]:g}"
+            for term in self.config.settings
+            for key, symbol in (("strength", "λ"), ("forgetting", "λ_e"), ("beta", "β"))
+            if isinstance(self.config.settings[term].get(key), int | float)
+        ]
+        return f"{self.config.label} ({', '.join(weights)})" if weights else self.config.label
+
+    def values(self, metric: str, seeds: Iterable[int] | None = None) -> list[float]:
+        """One metric, seed by seed."""
+        return [self.metrics[seed][metric] for seed in (sorted(self.metrics) if seeds is None else seeds)]
+
+
+def lines(runs: Sequence[tuple[RunConfig, RunDirectory]], split: str = "test") -> list[Line]:
+    """The rows of finished runs, in the order in which they first come; FWT against the scratch runs of the same seed."""
+    scratch = {
+        (key, run.seed): np.diag(run.matrix(split)[1:])
+        for config, run in runs
+        if config.method == "scratch" and run.done
+        for key in _shared(config)
+    }
+    found: dict[tuple[str, str, str], Line] = {}
+    for config, run in runs:
+        if not run.done:
+            continue
+        line = found.setdefault((config.benchmark, config.label, config.hash), Line(config))
+        alone = next((scratch[key, run.seed] for key in _shared(config) if (key, run.seed) in scratch), None)
+        line.metrics[run.seed] = _metrics(config, run.matrix(split), alone)
+        line.epochs[run.seed], line.samples[run.seed] = run.epochs, run.samples
+    _tell_apart(list(found.values()))
+    return list(found.values())
+
+
+def _shared(config: RunConfig) -> tuple[str, str]:
+    """What a scratch run has in common with the runs that it is the reference of: the training too, if there is such a one;
+    a variant of the training keeps the plain reference."""
+    loose = repr((config.benchmark, config.scale, sorted(config.stream.items()), sorted(config.net.items())))
+    return loose + repr(sorted(config.training.items())), loose
+
+
+def _tell_apart(rows: Sequence[Line]) -> None:
+    """Give rows of one name the keys that differ between them: the grid of a `--set`."""
+    for name in {(row.config.benchmark, row.label) for row in rows}:
+        alike = [row for row in rows if (row.config.benchmark, row.label) == name]
+        flat = [
+            {"scale": row.config.scale, **row.config.stream, **row.config.net, **row.config.training}
+            | {f"{term}.{key}": value for term, table in row.config.settings.items() for key, value in table.items()}
+            for row in alike
+        ]
+        every = dict.fromkeys(key for keys in flat for key in keys)
+        differing = [key for key in every if any(keys.get(key) != flat[0].get(key) for keys in flat)]
+        for row, keys in zip(alike, flat, strict=True):
+            row.mark = ", ".join(f"{key}={keys[key]}" for key in differing if key in keys)
+
+
+def _metrics(config: RunConfig, matrix: NDArray[np.float64], scratch: NDArray[np.float64] | None) -> dict[str, float]:
+    if config.method != "scratch":
+        return summary(matrix, scratch)
+    alone = np.diag(matrix[1:])  # every task by itself: nothing is ever old
+    unknown = dict.fromkeys(COLUMNS, math.nan)
+    return {**unknown, "mean_new_task_accuracy": float(alone.mean()), "new_accuracy": float(alone[-1])}
+
+
+def study_table(rows: Sequence[Line]) -> Table:
+    """Test accuracy in per cent, mean ± standard deviation over the seeds, the best method's in bold, and what each cost."""
+    seeds = sorted({seed for row in rows for seed in row.metrics})
+    names = sorted({f"{row.config.benchmark} at scale {row.config.scale}" for row in rows})
+    table = Table(title=f"{', '.join(names)}: test accuracy in %, mean ± std of {len(seeds)} seeds")
+    shown = [metric for metric in COLUMNS if any(not math.isnan(v) for row in rows for v in row.values(metric))]
+    table.add_column("method", no_wrap=True)
+    for metric in shown:
+        table.add_column(COLUMNS[metric], justify="right", no_wrap=True)
+    for name in ("epochs", "compute"):
+        table.add_column(name, justify="right", no_wrap=True)
+    best = {metric: _best(rows, metric) for metric in shown}
+    unit = next((_mean(row.samples.values()) for row in rows if row.config.label == "finetune"), math.nan)
+    for row in rows:
+        cells = [_cell(row.values(metric), bold=row is best[metric]) for metric in shown]
+        cost = "–" if math.isnan(unit) else f"{_mean(row.samples.values()) / unit:.2f} ×"
+        fewer = "" if len(row.metrics) == len(seeds) else f", {len(row.metrics)} of {len(seeds)} seeds"
+        table.add_row(row.label + fewer, *cells, f"{_mean(row.epochs.values()):.0f}", cost)
+    return table
+
+
+def comparisons(rows: Sequence[Line], metric: str = "aac") -> list[str]:
+    """Each method with AFEC against the same one without, at its own and at equal compute, in words."""
+    sentences = []
+    for ours in rows:
+        terms = ours.config.method.split("+")
+        if "afec" not in terms or len(terms) == 1:
+            continue
+        base = "+".join(term for term in terms if term != "afec")
+        own = {term: settings for term, settings in ours.config.settings.items() if term != "afec"}
+        others = [row for row in rows if row.config.method == base and row.config.benchmark == ours.config.benchmark]
+        same = {row.config.variant for row in others if row.config.settings == own}
+        for theirs in others:
+            seeds = sorted(ours.metrics.keys() & theirs.metrics.keys())
+            # In a grid of strengths each is compared at its own, where it is there without AFEC as well.
+            if seeds and (theirs.config.settings == own or theirs.config.variant not in same):
+                difference = paired(ours.values(metric, seeds), theirs.values(metric, seeds))
+                sentences.append(_in_words(ours.label, theirs.label, difference, COLUMNS[metric]))
+    return sentences
+
+
+def _in_words(ours: str, theirs: str, difference: Paired, metric: str) -> str:
+    mean, error, half = (100 * x for x in (difference.mean, difference.error, difference.half_width))
+    text = f"{ours} minus {theirs}: {metric} {mean:+.1f} points, {difference.won} of {difference.pairs} seeds won"
+    if difference.pairs == 1:
+        return text + "; one seed says nothing about chance"
+    verdict = "zero is outside" if difference.distinguishable else "not distinguishable from zero"
+    return f"{text}; standard error {error:.1f}, 95 % interval {mean - half:+.1f} to {mean + half:+.1f}: {verdict}"
+
+
+def _best(rows: Sequence[Line], metric: str) -> Line | None:
+    """The row with the highest mean; bounds and references do not compete."""
+    means = [(row, _mean(row.values(metric))) for row in rows if row.config.method not in REFERENCES]
+    known = [(row, mean) for row, mean in means if not math.isnan(mean)]
+    return max(known, key=lambda pair: pair[1])[0] if len(known) > 1 else None
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else math.nan
+
+
+def _cell(values: Sequence[float], *, bold: bool) -> str:
+    if any(map(math.isnan, values)):
+        return "–"
+    mean, std = mean_and_std(values)
+    text = f"{100 * mean:.1f} ± {100 * std:.1f}" if len(values) > 1 else f"{100 * mean:.1f}"
+    return f"[bold]{text}[/bold]" if bold else text

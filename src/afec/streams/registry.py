@@ -1,0 +1,56 @@
+"""The streams that have a name, for configs and the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from afec.naming import check_section, fault
+from afec.streams.digits import digits, digits_regression
+from afec.streams.task import Scenario, Stream
+
+__all__ = ["STREAMS", "StreamRecord", "check_stream", "make_stream"]
+
+
+@dataclass(frozen=True)
+class StreamRecord:
+    """One stream that can be named."""
+
+    name: str
+    function: Callable[..., Stream]
+    """Takes the seed and the options."""
+    description: str
+    scenario: Scenario
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of its options: the arguments of `function` without the seed."""
+        return tuple(name for name in inspect.signature(self.function).parameters if name != "seed")
+
+
+STREAMS: dict[str, StreamRecord] = {
+    record.name: record
+    for record in (
+        StreamRecord("digits", digits, "scikit-learn's handwritten digits, a few classes per task; built in", "task"),
+        StreamRecord(
+            "digits-regression",
+            digits_regression,
+            "contradictory arrangements of the same handwritten digits on a circle; built in",
+            "task",
+        ),
+    )
+}
+
+
+def make_stream(name: str, seed: int, **options: Any) -> Stream:
+    """The stream called `name`, with its options; what there is, `STREAMS` lists."""
+    if found := fault("stream", STREAMS, name, options):
+        raise ValueError(found[1])
+    return STREAMS[name].function(seed, **options)
+
+
+def check_stream(section: Mapping[str, Any]) -> None:
+    """Raise for a [stream] section (`name` and options) whose name or options do not exist. Makes no stream."""
+    check_section("stream", STREAMS, section)

@@ -1,0 +1,6 @@
+"""One contract suite over every method, for yours as well: `check_method(YourTerm)`. docs/contracts.md has the contracts."""
+
+from afec.testing.check import CONTRACTS, check_method
+from afec.testing.report import ContractError, Report, Result
+
+__all__ = ["CONTRACTS", "ContractError", "Report", "Result", "check_method"]

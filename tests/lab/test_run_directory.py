@@ -1,0 +1,180 @@
+"""What a run leaves on disk: the files, their formats, and which configuration lives where."""
+
+import csv
+import json
+import re
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from small_lab import quick_config
+
+from afec.lab import RunConfig, RunDirectory, RunError, build, find_runs, run
+from afec.lab.directory import COLUMNS, Row
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return run(quick_config("ewc+afec"), 0, root)
+
+
+def test_the_files_are_those_that_the_docstring_names(finished):
+    found = {str(path.relative_to(finished.path)) for path in finished.path.rglob("*") if path.is_file()}
+    assert found == {"config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task5.safetensors", "DONE"}
+    config = finished.config
+    assert finished.path.parts[-4:] == ("quick", "ewc+afec", config.hash, "seed0")
+    assert finished.done
+    assert finished.failure is None
+    assert finished.seed == 0
+
+
+def test_accuracy_csv(finished):
+    lines = list(csv.reader((finished.path / "accuracy.csv").read_text().splitlines()))
+    assert tuple(lines[0]) == COLUMNS == ("after", "task", "name", "validation", "test")
+    assert [(int(after), int(task)) for after, task, *_ in lines[1:]] == [(a, t) for a in range(6) for t in range(1, 6)]
+    assert all(re.fullmatch(r"[01]\.\d{6}", number) for line in lines[1:] for number in line[3:])
+    assert all(line[2].startswith("digits ") for line in lines[1:])
+
+
+def test_the_matrix_has_random_initialisation_first(finished):
+    stream, net = build(finished.config, 0)
+    untrained = [t.accuracy(net.eval()(t.test.inputs, task=n).detach(), t.test) for n, t in enumerate(stream.tasks)]
+    matrix = finished.matrix()
+    assert matrix.shape == (6, 5)
+    np.testing.assert_allclose(matrix[0], untrained, atol=1e-6)
+    assert not np.array_equal(matrix, finished.matrix("validation"))
+    with pytest.raises(ValueError, match="unknown split 'tset'; did you mean 'test'?"):
+        finished.matrix("tset")
+
+
+def test_events_have_every_epoch_and_every_task(finished):
+    events = list(finished.events())
+    assert [event["event"] for event in events].count("task") == 5
+    assert {event["phase"] for event in events if event["event"] == "epoch"} <= {"theta_e", "train"}
+    tasks = finished.tasks()
+    assert [task["task"] for task in tasks] == [1, 2, 3, 4, 5]
+    assert [task["epochs_theta_e"] for task in tasks] == [0, 2, 2, 2, 2]
+    assert finished.epochs == 5 * 2 + 4 * 2
+    stream, _ = build(finished.config, 0)
+    assert finished.samples == sum(task.train.size * (2 + 2 * (number > 0)) for number, task in enumerate(stream.tasks))
+    for event in events:
+        if event["event"] == "epoch":
+            assert set(event) == {"event", "task", "phase", "number", "lr", "loss", "best"}
+
+
+def test_env_json_says_where_it_ran(finished):
+    env = json.loads((finished.path / "env.json").read_text())
+    assert {"afec", "python", "torch", "numpy", "commit", "machine", "processor", "threads", "started"} <= set(env)
+
+
+def test_weights_are_those_of_the_net(finished):
+    _, net = build(finished.config, 0)
+    with safe_open(finished.path / "weights" / "task5.safetensors", framework="pt") as file:
+        assert set(file.keys()) == set(net.state_dict())
+
+
+def test_reading_what_is_damaged(tmp_path, finished):
+    directory = RunDirectory(tmp_path / "seed0")
+    directory.path.mkdir()
+    for read in (lambda: directory.rows(), lambda: directory.config):
+        with pytest.raises(RunError, match="cannot be read .* move the directory away and run again"):
+            read()
+    (directory.path / "accuracy.csv").write_text("after,task\n1,x\n")
+    with pytest.raises(RunError, match="accuracy.csv cannot be read"):
+        directory.rows()
+    (directory.path / "config.toml").write_text("method = 1\n")
+    with pytest.raises(RunError, match="config.toml cannot be read"):
+        _ = directory.config
+    (directory.path / "events.jsonl").write_text('{"event": "task", "task": 1}\n{"event": "ta')
+    assert list(directory.events()) == [{"event": "task", "task": 1}]
+    with pytest.raises(RunError, match="expected a name like seed0"):
+        _ = RunDirectory(tmp_path / "seedling").seed
+
+
+def test_a_row_survives_the_file(tmp_path):
+    directory = RunDirectory(tmp_path / "seed0")
+    rows = [Row(0, 1, 'a "name", with a comma', 0.5, 0.25), Row(1, 1, "ü", 1.0, 1 / 3)]
+    directory.write_accuracy(rows)
+    assert directory.rows() == [rows[0], replace(rows[1], test=0.333333)]
+
+
+# -- the configuration and its hash -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["finetune", "ewc", "ewc+afec", "joint", "scratch", "mas@long"])
+@pytest.mark.parametrize("patience", [3, "off"])
+def test_a_configuration_survives_its_file(method, patience):
+    config = quick_config(method, training={"patience": patience})
+    again = RunConfig.from_toml(config.to_toml())
+    assert again == config
+    assert again.hash == config.hash
+    assert again.schedule == config.schedule
+    assert again.machine == config.machine
+
+
+VALUES = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.booleans(), st.text(max_size=5),
+    st.lists(st.integers(0, 9), max_size=3),
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=5), VALUES, max_size=3), st.text(max_size=8))
+def test_any_configuration_survives_its_file(section, name):
+    config = replace(quick_config("ewc"), stream=section, settings={"ewc": section}, benchmark=name)
+    again = RunConfig.from_toml(config.to_toml())
+    assert again == config
+    assert again.hash == config.hash
+
+
+def test_the_hash_is_of_the_content_and_not_of_the_names():
+    config = quick_config("ewc")
+    for name in ("benchmark", "scale", "variant"):
+        assert replace(config, **{name: "other"}).hash == config.hash
+    other = {
+        "method": "mas",
+        "stream": {**config.stream, "tasks": 2},
+        "net": {**config.net, "channels": 5},
+        "training": {**config.training, "lr": 0.5},
+        "settings": {"ewc": {"strength": 11}},
+    }
+    assert set(other) | {"benchmark", "scale", "variant"} == {field.name for field in fields(RunConfig)}
+    hashes = {replace(config, **{name: value}).hash for name, value in other.items()}
+    assert len(hashes | {config.hash}) == 6
+
+
+@pytest.mark.parametrize("key", sorted(quick_config("ewc").training))
+def test_every_training_option_is_in_the_hash(key):
+    config = quick_config("ewc")
+    assert replace(config, training={**config.training, key: "changed"}).hash != config.hash
+
+
+def test_the_hash_is_the_same_in_every_process():
+    assert quick_config("ewc", "tiny").hash == RunConfig.from_toml(quick_config("ewc", "tiny").to_toml()).hash
+    assert re.fullmatch("[0-9a-f]{12}", quick_config("ewc").hash)
+
+
+def test_a_variant_that_changes_nothing_is_the_same_run(tmp_path):
+    plain, named = quick_config("ewc"), replace(quick_config("ewc"), variant="same")
+    assert RunDirectory.of(tmp_path, plain, 0) == RunDirectory.of(tmp_path, named, 0)
+
+
+def stamps(directory: RunDirectory) -> dict[Path, tuple[int, bytes]]:
+    return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in directory.path.rglob("*") if file.is_file()}
+
+
+def test_a_changed_configuration_never_overwrites_another_and_a_finished_run_is_not_run_again(tmp_path):
+    first = run(quick_config("ewc", "tiny"), 0, tmp_path)
+    before = stamps(first)
+    second = run(quick_config("ewc", "tiny", method={"ewc": {"strength": 20}}), 0, tmp_path)
+    third = run(quick_config("ewc", "tiny"), 1, tmp_path)
+    assert len({first.path, second.path, third.path}) == 3
+    assert run(quick_config("ewc", "tiny"), 0, tmp_path, on_phase=lambda phase: pytest.fail("it ran")) == first
+    assert stamps(first) == before
+    assert find_runs(tmp_path) == sorted([first, second, third], key=lambda run: run.path)
+    assert tomllib.loads((second.path / "config.toml").read_text())["settings"] == {"ewc": {"strength": 20}}

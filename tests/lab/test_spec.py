@@ -1,0 +1,199 @@
+"""Benchmarks as TOML: what they mean, and what is said about every kind of slip."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from small_lab import TEXT, quick, quick_config, quick_file
+
+from afec.cli import main
+from afec.lab import SpecError, benchmark_names, load_benchmark, resolve
+from afec.lab.config import grid, parse_set
+from afec.methods.expression import METHODS
+
+
+def test_every_benchmark_of_the_package_is_valid_for_every_method_at_every_scale():
+    assert {"digits", "digits-regression"} <= set(benchmark_names())
+    for name in benchmark_names():
+        benchmark = load_benchmark(name)
+        assert benchmark.description
+        assert "smoke" in benchmark.scales
+        for scale in benchmark.scales:
+            for method in ("finetune", "joint", "scratch", *METHODS, "ewc+afec"):
+                resolve(benchmark, method, scale)
+        for variant in benchmark.variant:
+            assert resolve(benchmark, f"ewc@{variant}").variant == variant
+
+
+def test_scales_variants_sums_and_sets_lie_on_top_of_each_other():
+    assert quick_config("ewc").training["max_epochs"] == 2
+    assert quick_config("ewc@long").training["max_epochs"] == 4
+    assert quick_config("ewc", "tiny").stream["sizes"] == [2, 3]
+    assert quick_config("ewc", "tiny").training["max_epochs"] == 1
+    assert quick_config("ewc@long", "tiny").training["max_epochs"] == 4
+    assert quick_config("ewc@long", "tiny", training={"max_epochs": 9}).training["max_epochs"] == 9
+    assert quick_config("ewc+afec").settings == {"ewc": {"strength": 10}, "afec": {"forgetting": 1}}
+    assert quick_config("afec + MAS").settings == {"mas": {"strength": 1}, "afec": {"forgetting": 0.5}}
+    assert quick_config("mas+afec", method={"afec": {"forgetting": 7}}).settings["afec"] == {"forgetting": 7}
+
+
+def test_terms_are_sorted():
+    assert quick_config("afec+ewc") == quick_config("ewc+afec")
+    assert quick_config("afec+ewc").method == "ewc+afec"
+
+
+def test_patience_can_be_switched_off():
+    assert quick_config("ewc", training={"patience": "off"}).schedule.patience is None
+
+
+def changed(old, new):
+    assert TEXT.count(old) == 1
+    return TEXT.replace(old, new)
+
+
+SLIPS = {
+    "section": (changed("[training]", "[trainig]"), "trainig", "training"),
+    "stream option": (changed("tasks = 5", "taks = 5"), "stream.taks", "tasks"),
+    "stream name": (changed('[stream]\nname = "digits"', '[stream]\nname = "digit"'), "stream.name", "digits"),
+    "net option": (changed("channels = 4", "chanels = 4"), "net.chanels", "channels"),
+    "zero heads": (changed("channels = 4", "zero_head = true"), "net.zero_head", "zero_heads"),
+    "zero heads' value": (changed("channels = 4", "zero_heads = 1"), "net.zero_heads", "true or false"),
+    "net name": (changed('[net]\nname = "digits"', '[net]\nname = "digitz"'), "net.name", "digits"),
+    "training key": (changed("batch_size = 16", "batchsize = 16"), "training.batchsize", "batch_size"),
+    "training type": (changed("lr = 1e-2", 'lr = "fast"'), "training.lr", "number"),
+    "training value": (changed("max_epochs = 2\n", "max_epochs = 0\n"), "training", "at least 1; got 0"),
+    "training choice": (changed("patience = 1", 'optimizer = "adamw"'), "training.optimizer", "'adam' or 'sgd'"),
+    "method": (changed("[method.si]", "[method.sy]"), "method.sy", "si"),
+    "setting": (changed("strength = 10", "strenght = 10"), "method.ewc", "strength"),
+    "setting of a sum": (changed("forgetting = 0.5", "forgeting = 0.5"), 'method."mas+afec".afec', "forgetting"),
+    "term of a sum": (changed('"mas+afec".afec', '"mas+afec".afek'), 'method."mas+afec".afek', "afec"),
+    "sum": (changed('"mas+afec".afec', '"mas+afek".afec'), "method.mas+afek", "afec"),
+    "key of a scale": (changed("stream = { sizes = [2, 3]", "steam = { sizes = [2, 3]"), "scale.tiny.steam", "stream"),
+    "option in a scale": (changed("{ sizes = [2, 3]", "{ size = [2, 3]"), "scale.tiny.stream.size", "sizes"),
+    "key of a variant": (
+        changed("training = { max_epochs = 4 }", "training = { max_epoch = 4 }"), "variant.long.training.max_epoch",
+        "max_epochs",
+    ),
+    "missing name": (changed('[net]\nname = "digits"', "[net]"), "net.name", "it is missing"),
+    "missing section": (TEXT.replace("[stream]", "[scale.big.stream]"), "stream.name", "it is missing"),
+    "table": (changed("[method.si]\nstrength = 1", "[method]\nsi = 3"), "method.si", "dictionary; got 3"),
+    "no TOML": (TEXT + "\n[stream", "", "this is no TOML"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_every_slip_is_named_with_its_file_its_key_and_the_nearest_valid_one(slip, tmp_path, capsys):
+    text, key, hint = SLIPS[slip]
+    file = quick_file(tmp_path, text)
+    assert main(["run", file, "--runs", str(tmp_path / "runs")]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"afec: {file}: ")
+    assert shown.err.count("\n") == 1 or slip == "no TOML"
+    assert key in shown.err
+    assert hint in shown.err
+    assert shown.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["digit"], ["unknown benchmark 'digit'", "did you mean 'digits'?", ".toml"]),
+        (["missing.toml"], ["missing.toml: cannot be read"]),
+        (["."], ["unknown benchmark '.'"]),
+        (["digits", "--scale", "smok"], ["unknown scale of digits 'smok'", "did you mean 'smoke'?", "full"]),
+        (["digits", "--method", "ewk"], ["unknown method 'ewk'", "did you mean 'ewc'?", "joint, scratch"]),
+        (["digits", "--method", "ewc+afek"], ["unknown method 'afek'", "did you mean 'afec'?", "'ewc+afek'"]),
+        (["digits", "--method", "ewc+ewc"], ["'ewc+ewc' has one method twice"]),
+        (["digits", "--method", "ewc@equal"], ["unknown variant of digits 'equal'", "did you mean 'equal-compute'?"]),
+        (["digits", "--set", "lr=1"], ["--set 'lr=1': expected section.key=value"]),
+        (["digits", "--set", "training.lr"], ["--set 'training.lr': expected section.key=value"]),
+        (["digits", "--set", "trainig.lr=1"], ["unknown section 'trainig'", "did you mean 'training'?"]),
+        (["digits", "--set", "training.l=1"], ["digits: training.l: unknown key", "did you mean 'lr'?"]),
+        (["digits", "--set", "training.lr=fast"], ["digits: training.lr", "number", "'fast'"]),
+        (["digits", "--set", "training.lr=-1"], ["digits: training", "lr=-1"]),
+        (["digits", "--set", "stream.taks=2"], ["digits: stream.taks", "did you mean 'tasks'?"]),
+        (["digits", "--set", "stream.name=[1]"], ["digits: "]),
+        (["digits", "--set", "net.chanels=2"], ["digits: net.chanels", "did you mean 'channels'?"]),
+        (["digits", "--set", "net.zero_heads=yes"], ["digits: net.zero_heads: expected true or false; got 'yes'"]),
+        (["digits", "--set", "method.ewc=1"], ["expected method.NAME.setting=value"]),
+        (["digits", "--set", "method.ewc.strenght=1"], ["ewc has no setting 'strenght'", "did you mean 'strength'?"]),
+        (["digits", "--set", "method.ewc.strength=much"], ["method ewc", "strength"]),
+        (["digits", "--set", "method.ewc.strength=-1"], ["method ewc", "strength", "-1"]),
+        (["digits", "--set", "training.device=cuda"], ["digits: training", "torch sees no CUDA"]),
+        (["digits", "--picture", "a.gif"], ["--picture a.gif: expected a file name that ends in .png, .svg"]),
+        (["digits", "digits-regression", "--picture", "a.png"], ["--picture draws one benchmark"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) and len(value) < 4 else None,
+)
+def test_every_slip_on_the_command_line_is_a_message(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["run", *arguments]) == 2
+    shown = capsys.readouterr()
+    for word in words:
+        assert word in shown.err
+    assert "Traceback" not in shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path, capsys):
+    file = tmp_path / "a.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert main(["run", str(file)]) == 2
+    assert "a.toml: cannot be read as a benchmark" in capsys.readouterr().err
+
+
+# -- method expressions and --set ---------------------------------------------------------------------------------
+
+WORDS = st.sampled_from([*METHODS, "finetune", "joint", "scratch", "EWC", "", " ", "x", "@long", "ewc@long", "@"])
+
+
+@given(st.one_of(st.text(max_size=12), st.lists(WORDS, max_size=4).map("+".join)))
+@example("+")
+@example("finetune+ewc")
+@example("joint+ewc")
+def test_any_method_expression_is_a_configuration_or_a_message(expression):
+    try:
+        config = resolve(quick(), expression)
+    except SpecError:
+        return
+    assert resolve(quick(), config.label) == config
+
+
+PLACES = st.sampled_from(
+    ["training.lr", "training.patience", "training.compile", "method.ewc.strength", "method.ewc.fisher", "stream.tasks",
+     "stream.name", "net.name", "net.channels", "net.zero_heads", "training.batch_size", "method.afec.beta", "a.b", "method"]
+)  # fmt: skip
+VALUES = st.one_of(
+    st.text(max_size=10),
+    st.sampled_from(["1", "1,2", "[1,2]", "[1", "{a=1}", "true", "nan", "-inf", '"a,b"', "'", ",", "", "off", "1e999"]),
+    st.integers().map(str),
+    st.floats().map(str),
+)
+
+
+@given(st.builds("{}={}".format, PLACES, VALUES) | st.text(max_size=20))
+@example("training.lr=1979-05-27")
+@example("stream.name=[]")
+@example("training.batch_size=" + "9" * 5000)
+@example("training.lr=" + "[" * 5000)
+@example("method.ewc.strength=1\nx=2")
+def test_any_set_is_a_configuration_or_a_message(text):
+    with suppress(SpecError):
+        for changes in grid([text]):
+            config = resolve(quick(), "ewc+afec", sets=changes)
+            assert type(config).from_toml(config.to_toml()).hash == config.hash
+
+
+def test_a_set_is_a_grid():
+    assert parse_set("method.ewc.strength=10,100") == (["method", "ewc", "strength"], [10, 100])
+    assert parse_set("stream.sizes=[2,3],[5,5]") == (["stream", "sizes"], [[2, 3], [5, 5]])
+    assert parse_set("training.patience=off") == (["training", "patience"], ["off"])
+    assert parse_set("training.optimizer='sgd'") == (["training", "optimizer"], ["sgd"])
+    assert grid(["training.lr=1,2", "method.ewc.strength=3,4"]) == [
+        {"training": {"lr": lr}, "method": {"ewc": {"strength": strength}}} for lr in (1, 2) for strength in (3, 4)
+    ]
+    assert grid([]) == [{}]
+    assert grid(["training.lr=1", "training.patience=2"]) == [{"training": {"lr": 1, "patience": 2}}]

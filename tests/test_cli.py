@@ -1,0 +1,458 @@
+"""`afec` as a user calls it: what it prints, what it writes, what it says when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from afec.cli import expanded, main
+from afec.lab import RunDirectory, benchmark_names, engine, find_runs, plan, run, study, unfinished
+from afec.methods.expression import METHODS
+
+SMALL = ["--scale", "smoke", "--set", "stream.sizes=[2,2]", "training.max_epochs=2"]
+LONG = ["--scale", "smoke", "--set", "stream.sizes=[2,2,2]", "training.max_epochs=60", "training.patience=off"]
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """The engine's workers are this process: its logic stays, the seconds for starting processes go."""
+
+    @contextmanager
+    def pool(workers):
+        said = queue.Queue()
+        monkeypatch.setattr(engine, "_said", said)
+        monkeypatch.setattr(engine, "_stop", threading.Event())
+
+        def submit(work, *arguments):
+            future = Future()
+            future.set_result(work(*arguments))
+            return future
+
+        yield submit, said
+
+    monkeypatch.setattr(engine, "_pool", pool)
+
+
+def afec(*arguments, **options):
+    """The command in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "afec.cli", *arguments], **options)
+
+
+def stamps(root):
+    files = [file for file in root.rglob("*") if file.is_file()]
+    return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+
+def accuracies(root):
+    return {found.path.relative_to(root): (found.path / "accuracy.csv").read_bytes() for found in find_runs(root)}
+
+
+# -- what it shows ------------------------------------------------------------------------------------------------
+
+
+def test_a_study_from_the_command_line(in_process, tmp_path, capsys):
+    command = [
+        "run",
+        "digits",
+        *SMALL,
+        "--method",
+        "finetune",
+        "ewc",
+        "ewc@equal-compute",
+        "ewc+afec",
+        "joint",
+        "scratch",
+    ]
+    command += [
+        "--seeds",
+        "2",
+        "--runs",
+        str(tmp_path / "runs"),
+        "--workers",
+        "1",
+        "--picture",
+        str(tmp_path / "p.png"),
+    ]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "12 runs on 1 processes, into " in shown.out
+    assert re.search(r"12/12  digits, [a-z+@-]+, seed [01]: done", shown.out)
+    assert "digits at scale smoke: test accuracy in %, mean ± std of 2 seeds" in shown.out
+    for label in ("finetune", "ewc (λ=", "ewc@equal-compute (λ=", "ewc+afec (λ=", "joint", "scratch"):
+        assert f"│ {label}" in shown.out
+    for column in ("AAC", "old tasks", "new task", "BWT", "FWT vs scratch", "epochs", "compute"):
+        assert column in shown.out
+    assert re.search(r"ewc\+afec \(λ=\d+, λ_e=0.1\) minus ewc \(λ=\d+\): AAC [+-]", shown.out)
+    assert re.search(r"ewc\+afec \(.*\) minus ewc@equal-compute \(", shown.out)
+    assert f"picture: {tmp_path / 'p.png'}" in shown.out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert len(find_runs(tmp_path / "runs")) == 12
+
+
+def test_finished_runs_are_skipped_and_scratch_is_shared(in_process, tmp_path, capsys):
+    command = ["run", "digits", *SMALL, "--seeds", "1", "--runs", str(tmp_path), "--method", "scratch"]
+    assert main([*command, "ewc"]) == 0
+    before = stamps(tmp_path)
+    first = capsys.readouterr().out
+    assert "digits, scratch, seed 0: done" in first
+    assert main([*command, "finetune"]) == 0
+    second = capsys.readouterr().out
+    assert "digits, finetune, seed 0: done" in second
+    assert "scratch, seed 0: done" not in second
+    assert "FWT vs scratch" in second
+    assert before.items() <= stamps(tmp_path).items()
+    assert main([*command, "ewc", "finetune"]) == 0
+    assert "done" not in capsys.readouterr().out
+
+
+def test_python_and_command_line_give_the_same_numbers(in_process, tmp_path):
+    methods = ["finetune", "ewc+afec"]
+    assert main(["run", "digits", *SMALL, "--seeds", "2", "--runs", str(tmp_path / "cli"), "--method", *methods]) == 0
+    study(["digits"], methods, [0, 1], scale="smoke", sets=SMALL[3:], root=tmp_path / "python", workers=1)
+    found = accuracies(tmp_path / "cli")
+    assert len(found) == 4
+    assert accuracies(tmp_path / "python") == found
+    for job in plan(["digits"], methods, [0, 1], "smoke", SMALL[3:]):
+        run(job.config, job.seed, tmp_path / "run")
+    assert accuracies(tmp_path / "run") == found
+
+
+def test_a_grid_runs_every_combination_and_tells_them_apart(in_process, tmp_path, capsys):
+    command = ["run", "digits", *SMALL, "method.ewc.strength=1,10", "training.lr=0.1,0.01", "--method", "ewc"]
+    assert main([*command, "--seeds", "1", "--runs", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert len(find_runs(tmp_path)) == 4
+    for label in ("ewc (λ=1), lr=0.1", "ewc (λ=1), lr=0.01", "ewc (λ=10), lr=0.1", "ewc (λ=10), lr=0.01"):
+        assert re.search(rf"│ {re.escape(label)} +│", shown)
+
+
+def test_seeds_start_where_they_are_told_to(in_process, tmp_path):
+    command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "2", "--first-seed", "7"]
+    assert main([*command, "--runs", str(tmp_path)]) == 0
+    assert [found.seed for found in find_runs(tmp_path)] == [7, 8]
+
+
+def test_the_circles_of_a_regression(in_process, tmp_path):
+    command = ["run", "digits-regression", "--scale", "smoke", "--method", "finetune", "ewc", "scratch", "--seeds", "1"]
+    assert main([*command, "--runs", str(tmp_path / "runs"), "--picture", str(tmp_path / "new" / "p.svg")]) == 0
+    picture = (tmp_path / "new" / "p.svg").read_text()
+    assert "<svg" in picture
+
+
+def test_list_names_everything(capsys):
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for name in (
+        *benchmark_names(),
+        *METHODS,
+        "finetune",
+        "joint",
+        "scratch",
+        "smoke",
+        "equal-compute",
+        "cnn6",
+        "digits",
+    ):
+        assert name in shown
+    assert "methods add: ewc+afec" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["run", "resume", "list", "Continual learning with active forgetting"]),
+        (
+            ["run", "--help"],
+            ["BENCHMARKS", "--method", "--seeds", "--first-seed", "--scale", "--set", "--runs", "--workers", "--picture",
+             "method.ewc.strength=10,100", "finetune", "ewc+afec", "ewc@equal-compute", "joint", "scratch", "afec list",
+             "finished runs are not run again"],
+        ),
+        (["resume", "--help"], ["RUNS", "--workers", "checkpoint"]),
+        (["list", "--help"], ["benchmarks, methods, streams and nets"]),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_help_says_what_it_does(arguments, words, capsys):
+    assert main(arguments) == 0
+    shown = "".join(capsys.readouterr().out.split()).lower()  # lines are broken anywhere
+    for word in words:
+        assert word.lower().replace(" ", "") in shown
+
+
+def test_no_arguments_is_help(capsys):
+    main([])
+    assert "resume" in "".join(capsys.readouterr())  # to which of the two depends on the version of typer
+
+
+# -- its arguments ------------------------------------------------------------------------------------------------
+
+
+def test_options_that_take_several_words():
+    assert expanded(["run", "a", "--method", "x", "y", "--set", "p=1", "q=2", "--seeds", "3"]) == [
+        *("run", "a", "--method", "x", "--method", "y", "--set", "p=1", "--set", "q=2", "--seeds", "3")
+    ]
+    assert expanded(["-m", "x", "y", "--method=z", "w"]) == ["-m", "x", "-m", "y", "--method=z", "w"]
+    assert expanded(["--method", "x", "--method", "y"]) == ["--method", "x", "--method", "y"]
+    assert expanded([]) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "benchmarks"),
+        (["run", "digits", "--seeds", "0"], "Invalid value for '--seeds'"),
+        (["run", "digits", "--seeds", "many"], "Invalid value for '--seeds'"),
+        (["run", "digits", "--first-seed", "-1"], "Invalid value for '--first-seed'"),
+        (["run", "digits", "--method"], "--method needs at least one word after it"),
+        (["run", "digits", "--method", "--seeds", "1"], "--method needs at least one word after it"),
+        (["run", "digits", "--set"], "--set needs at least one word after it"),
+        (["run", "digits", "--tune"], "--tune"),
+        (["fly"], "fly"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_impossible_arguments_are_refused(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert message.lower() in shown.err.lower()
+    assert "Traceback" not in shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_fails_is_reported_and_stops_no_other(in_process, tmp_path, capsys):
+    command = ["run", "digits", *SMALL, "training.lr=1e30,0.01", "--method", "finetune", "ewc", "--seeds", "1"]
+    command += ["--runs", str(tmp_path / "runs"), "--picture", str(tmp_path / "p.png")]
+    assert main(command) == 1
+    shown = capsys.readouterr()
+    assert "digits, finetune, seed 0: FAILED" in shown.out
+    assert "digits, finetune, seed 0: done" in shown.out
+    assert "digits, finetune, seed 0 failed:\nTraceback" in shown.err
+    assert (
+        "NotFiniteError: the validation loss is nan after epoch 1: training diverged; lower the learning rate"
+        in shown.err
+    )
+    assert "2 of 4 runs failed; their directories have the tracebacks" in shown.err
+    failed = [found for found in find_runs(tmp_path / "runs") if not found.done]
+    assert len(failed) == 2
+    assert all("training diverged" in found.failure for found in failed)
+    assert (tmp_path / "p.png").exists()  # of those that are done
+    assert main(command) == 1  # they are tried again, and the others are not
+    assert "ewc, seed 0: done" not in capsys.readouterr().out
+
+
+def test_all_runs_may_fail(in_process, tmp_path, capsys):
+    command = ["run", "digits", *SMALL, "training.lr=1e30", "--method", "finetune", "--seeds", "1"]
+    assert main([*command, "--runs", str(tmp_path / "runs"), "--picture", str(tmp_path / "p.png")]) == 1
+    shown = capsys.readouterr()
+    assert "no picture" in shown.out
+    assert "1 of 1 runs failed" in shown.err
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_a_failure_is_forgotten_when_the_run_is_done(in_process, tmp_path, monkeypatch, capsys):
+    command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "1", "--runs", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", lambda *arguments: 1 / 0)
+        assert main(command) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert main(command) == 0
+    (found,) = find_runs(tmp_path)
+    assert found.done
+    assert found.failure is None
+
+
+def test_a_place_that_cannot_be_written_is_reported(in_process, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "1", "--runs", str(tmp_path / "file")]
+    assert main(command) == 1
+    assert "NotADirectoryError" in capsys.readouterr().err
+
+
+def test_a_stream_that_cannot_be_made_is_a_failed_run(in_process, tmp_path, capsys):
+    command = ["run", "digits", "--scale", "smoke", "--set", "stream.tasks=7", "--method", "finetune", "--seeds", "1"]
+    assert main([*command, "--runs", str(tmp_path)]) == 1
+    assert "digits got tasks=7; 10 classes make 1, 2 or 5 tasks" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_a_sentence(monkeypatch, tmp_path, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("afec.cli.execute", interrupted)
+    assert main(["run", "digits", "--runs", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.strip() == (
+        "stopped; finished runs are kept, go on with the same command or with `afec resume`"
+    )
+
+
+def test_a_worker_that_was_killed_is_a_sentence(monkeypatch, tmp_path, capsys):
+    class Pool:
+        def __init__(self, *arguments, **options):
+            pass
+
+        def submit(self, *arguments):
+            future = Future()
+            future.set_exception(BrokenProcessPool("abruptly"))
+            return future
+
+        def shutdown(self, **options):
+            pass
+
+    monkeypatch.setattr(engine, "ProcessPoolExecutor", Pool)
+    assert main(["run", "digits", "--seeds", "1", "--method", "ewc", "--runs", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "a worker process was killed from outside" in error
+    assert "afec resume" in error
+
+
+# -- resume -------------------------------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    pass
+
+
+def stop(phase):
+    if phase.task == 1:
+        raise Stop
+
+
+def test_resume_finishes_what_was_begun(in_process, tmp_path, capsys):
+    jobs = plan(["digits"], ["ewc+afec", "finetune"], [0], "smoke", SMALL[3:])
+    for job in jobs:
+        run(job.config, job.seed, tmp_path / "whole")
+        with pytest.raises(Stop):
+            run(job.config, job.seed, tmp_path / "stopped", stop)
+    assert len(unfinished(tmp_path / "stopped")) == 2
+    assert main(["resume", str(tmp_path / "stopped")]) == 0
+    shown = capsys.readouterr()
+    assert "2 runs on " in shown.out
+    assert "│ ewc+afec" in shown.out
+    assert accuracies(tmp_path / "stopped") == accuracies(tmp_path / "whole")
+    before = stamps(tmp_path / "stopped")
+    assert main(["resume", str(tmp_path / "stopped")]) == 0
+    assert "nothing to resume: every run under" in capsys.readouterr().out
+    assert stamps(tmp_path / "stopped") == before
+
+
+def test_resume_of_the_wrong_place_is_refused(tmp_path, capsys):
+    assert main(["resume", str(tmp_path / "nowhere")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+    (job,) = plan(["digits"], ["finetune"], [0], "smoke", SMALL[3:])
+    with pytest.raises(Stop):
+        run(job.config, 0, tmp_path, stop)
+    assert main(["resume", str(tmp_path / "digits")]) == 2  # a directory too deep: it would write elsewhere
+    assert "is not where its run belongs under" in capsys.readouterr().err
+    (RunDirectory.of(tmp_path, job.config, 0).path / "config.toml").write_text("method = ")
+    assert main(["resume", str(tmp_path)]) == 2
+    assert "config.toml cannot be read" in capsys.readouterr().err
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+
+
+def wait_until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def alive(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.slow
+def test_the_number_of_workers_changes_no_byte(in_process, tmp_path):
+    command = ["run", "digits", *SMALL, "--seeds", "2", "--method", "finetune", "ewc+afec", "--runs"]
+    assert main([*command, str(tmp_path / "here")]) == 0
+    process = afec(
+        *command, str(tmp_path / "two"), "--workers", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    out, error = process.communicate()
+    assert (process.returncode, error) == (0, "")
+    assert "4 runs on 2 processes" in out
+    found = accuracies(tmp_path / "here")
+    assert len(found) == 4
+    assert accuracies(tmp_path / "two") == found
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A study that has finished its first task and is inside a later one; its processes too."""
+    # A background job of a shell has SIGINT ignored, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = afec(
+            *("run", "digits", *LONG, "--seeds", "1", "--method", "ewc+afec", "ewc", "--workers", "1"),
+            *("--runs", str(tmp_path / "runs")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_until(lambda: list(tmp_path.rglob("checkpoint.safetensors")) or process.poll() is not None)
+    assert process.poll() is None
+    yield process, psutil.Process(process.pid).children(recursive=True)
+    if process.poll() is None:
+        process.kill()
+        process.communicate()
+
+
+def goes_on_to_the_same_bytes(tmp_path):
+    jobs = plan(["digits"], ["ewc+afec", "ewc"], [0], "smoke", LONG[3:])
+    assert not any(RunDirectory.of(tmp_path / "runs", job.config, 0).done for job in jobs)
+    # `resume` knows what was begun, the same command the rest.
+    assert main(["resume", str(tmp_path / "runs")]) == 0
+    assert (
+        main(["run", "digits", *LONG, "--seeds", "1", "--method", "ewc+afec", "ewc", "--runs", str(tmp_path / "runs")])
+        == 0
+    )
+    for job in jobs:
+        run(job.config, 0, tmp_path / "whole")
+    assert accuracies(tmp_path / "runs") == accuracies(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_resumable_study_and_no_process(begun, in_process, tmp_path):
+    process, children = begun
+    assert children
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and workers alike
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert error.strip() == "stopped; finished runs are kept, go on with the same command or with `afec resume`"
+    wait_until(lambda: not any(map(alive, children)))
+    goes_on_to_the_same_bytes(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_killed_study_leaves_no_process_and_goes_on_to_the_same_bytes(begun, in_process, tmp_path):
+    process, children = begun
+    assert children
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(map(alive, children)))
+    assert not list(tmp_path.rglob("DONE"))
+    goes_on_to_the_same_bytes(tmp_path)
