@@ -54,11 +54,12 @@ class Row:
 
     def job(self, seed: int) -> Job:
         """The run of this row under a seed."""
-        method: dict[str, dict[str, Any]] = {}
+        parts: dict[str, dict[str, Any]] = {}
         for key, value in self.settings:
             term, _, setting = key.partition(".")
-            method.setdefault(term, {})[setting] = value
-        return Job(resolve(BENCHMARK, self.method, sets={"method": method}), seed)
+            parts.setdefault(term, {})[setting] = value
+        training = parts.pop("training", {})
+        return Job(resolve(BENCHMARK, self.method, sets={"method": parts, "training": training}), seed)
 
 
 def row(name: str, method: str, **settings: float | str) -> Row:
@@ -178,7 +179,16 @@ def cause_rows(study: Study) -> list[Row]:
             f"ewc+afec: {what}", "ewc+afec", **{"ewc__strength": strength, "afec__forgetting": forgetting, **new}
         )
 
+    # The longer everything is trained, the less is left to gain? λ of ewc as tuned at twice the patience.
+    longer = float(dict(study.best(plain("ewc", STRENGTHS["ewc"], "equal-compute")).settings)["ewc.strength"])
+    patient = [
+        row(f"ewc: patience {patience}", "ewc", ewc__strength=longer, training__patience=patience)
+        for patience in (20, 40, 80)
+    ]
     return [
+        *patient,
+        changed("patience 20", training__patience=20),
+        changed("patience 40", training__patience=40),
         changed("as tuned"),
         changed("λ × 10", ewc__strength=10 * strength),
         changed("λ / 10", ewc__strength=strength / 10),
