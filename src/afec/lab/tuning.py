@@ -1,8 +1,8 @@
 """Tuning on validation accuracy: the paper's procedure, or all at once; a grid, or TPE.
 
 The paper's procedure is λ first, without AFEC; then λ_e (or β) with that λ kept. Every trial is an ordinary run directory on
-seeds that are not reported, so a tuning that is stopped goes on where it was, and nothing is run twice. Only validation accuracy
-is looked at. A grid of λ belongs to a Fisher kind: under another kind it is converted where that is right on average (`batched`
+seeds that are not reported, so a tuning that is stopped goes on where it was, and nothing is run twice. Only validation
+accuracy is looked at. A grid of λ belongs to a Fisher kind: under another kind it is converted where that is right on average (`batched`
 of B samples and `empirical` differ by B), and refused otherwise.
 """
 
