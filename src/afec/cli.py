@@ -1,4 +1,4 @@
-"""The command line: `afec run | resume | list`."""
+"""The command line: `afec run | tune | resume | list`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from afec.files import FileError
+from afec.files import FileError, write_text
 from afec.lab import (
     REFERENCES,
     Job,
@@ -26,12 +26,18 @@ from afec.lab import (
     plan,
     unfinished,
 )
-from afec.lab.spec import FULL
+from afec.lab.config import grid
+from afec.lab.estimate import estimate
+from afec.lab.spec import FULL, load_tuned
+from afec.lab.tuning import Plan, trials_of
+from afec.lab.tuning import tune as tune_method
 from afec.lab.watch import Watch
 from afec.methods.expression import FINETUNE, METHODS
+from afec.naming import unknown
 from afec.nets import NETS
 from afec.report.picture import draw_study
-from afec.report.table import comparisons, lines, study_table
+from afec.report.search import draw_search, trials_table
+from afec.report.table import Line, comparisons, lines, study_table
 from afec.streams import STREAMS
 
 __all__ = ["app", "main"]
@@ -69,10 +75,47 @@ def run(
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
+    tuned: Annotated[Path | None, typer.Option(help="Settings that `afec tune` has written.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
 ) -> None:
     """Run methods on benchmarks over seeds, one process per core; finished runs are not run again."""
-    jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, set_)
-    _do(jobs, runs, workers, picture)
+    found = load_tuned(tuned) if tuned else None
+    jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, set_, found)
+    if dry_run:
+        _say_what(jobs, runs, workers or available_cores())
+    else:
+        _do(jobs, runs, workers, picture)
+
+
+@app.command()
+def tune(
+    benchmark: Annotated[str, typer.Argument(help="The name of a benchmark, or the path of a TOML file.")],
+    method: Annotated[str, typer.Option("--method", "-m", help="The method: ewc, mas+afec, …")],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each trial has.")] = 3,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them; not one that is reported.")] = 100,
+    scale: Annotated[str, typer.Option(help="A scale of the benchmark.")] = FULL,
+    search: Annotated[
+        str, typer.Option(help="grid: the benchmark's own; tpe: between its smallest and largest value.")
+    ] = "grid",
+    trials: Annotated[int, typer.Option(min=0, help="Of each stage; 0: the whole grid, or 20 of TPE.")] = 0,
+    together: Annotated[bool, typer.Option("--together", help="Search λ and λ_e at once, not λ first.")] = False,
+    beta: Annotated[bool, typer.Option("--beta", help="Search β in place of λ_e.")] = False,
+    set_: Annotated[list[str], typer.Option("--set", help="section.key=value")] = [],  # noqa: B006
+    runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
+    workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
+) -> None:
+    """Tune a method on validation accuracy: λ first, without AFEC, then λ_e with that λ kept, as in the paper."""
+    if search not in ("grid", "tpe"):
+        raise SpecError(f"--search {search}: {unknown('search', search, ['grid', 'tpe'])}")
+    changes = grid(set_)
+    if len(changes) > 1:
+        raise SpecError("afec tune takes one value for each --set; what is searched is the grid of the benchmark")
+    how = Plan(
+        load_benchmark(benchmark), method, scale, changes[0], range(first_seed, first_seed + seeds),
+        "tpe" if search == "tpe" else "grid", trials or None, together, beta,
+    )  # fmt: skip
+    _tune(how, runs, workers or available_cores(), out)
 
 
 @app.command()
@@ -155,6 +198,37 @@ def expanded(arguments: Sequence[str]) -> list[str]:
         else:
             result.append(word)
     return result
+
+
+def _say_what(jobs: Sequence[Job], runs: Path, workers: int) -> None:
+    console = _console()
+    for label in dict.fromkeys(f"{job.config.benchmark}, {Line(job.config).label}" for job in jobs):
+        console.print(label, highlight=False, soft_wrap=True)
+    console.print(
+        f"{estimate(jobs, runs, workers)}, on {workers} processes; nothing was run", highlight=False, soft_wrap=True
+    )
+
+
+def _tune(how: Plan, runs: Path, workers: int, out: Path | None) -> None:
+    console = _console()
+    with Watch(console, trials_of(how) * len(how.seeds), workers) as watch:
+        try:
+            tuned = tune_method(how, runs, workers, watch)
+        except KeyboardInterrupt as stop:
+            print("stopped; the same command goes on where it was", file=sys.stderr)
+            raise typer.Exit(130) from stop
+    console.print(trials_table(tuned))
+    folder = runs / how.benchmark.name / "tune"
+    name = f"{tuned.method}-{how.scale}"
+    file = out or folder / f"{name}.toml"
+    command = " ".join(["afec", *sys.argv[1:]])
+    write_text(file, tuned.to_toml(f"found by `{command}` on validation images of the seeds {list(how.seeds)}"))
+    write_text(file.with_suffix(".csv"), tuned.to_csv())
+    draw_search(file.with_suffix(".png"), tuned, f"tuning of {tuned.method} on {how.benchmark.name}, scale {how.scale}")
+    console.print(
+        f"found: {file}\npicture: {file.with_suffix('.png')}\nuse it: afec run {how.benchmark.name} --method {tuned.method} "
+        f"--scale {how.scale} --tuned {file}", highlight=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _do(jobs: Sequence[Job], runs: Path, workers: int, picture: Path | None) -> None:

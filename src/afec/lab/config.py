@@ -89,8 +89,17 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def resolve(benchmark: Benchmark, method: str, scale: str = FULL, sets: dict[str, Any] | None = None) -> RunConfig:
-    """The configuration of one row: a method, or `method@variant`, of a benchmark at a scale, with `--set` on top."""
+def resolve(
+    benchmark: Benchmark,
+    method: str,
+    scale: str = FULL,
+    sets: dict[str, Any] | None = None,
+    tuned: Changes | None = None,
+) -> RunConfig:
+    """The configuration of one row: a method, or `method@variant`, of a benchmark at a scale.
+
+    On top of the file lie the scale, the variant, what a tuning has found, and `--set`.
+    """
     sets = sets or {}
     expression, _, variant = method.partition("@")
     if scale != FULL and scale not in benchmark.scale:
@@ -98,7 +107,7 @@ def resolve(benchmark: Benchmark, method: str, scale: str = FULL, sets: dict[str
     if variant and variant not in benchmark.variant:
         raise SpecError(unknown(f"variant of {benchmark.name}", variant, benchmark.variant))
     layers: list[Changes] = [benchmark, benchmark.scale.get(scale, Changes())]
-    layers.append(benchmark.variant.get(variant, Changes()))
+    layers += [benchmark.variant.get(variant, Changes()), tuned or Changes()]
     sections = {s: merged({}, *(getattr(c, s) for c in layers)) for s in ("stream", "net", "training", "method")}
     parts = {s: merged(sections[s], sets.get(s, {})) for s in ("stream", "net", "training")}
     name, settings = _method_of(expression, sections["method"], sets.get("method", {}))
@@ -125,6 +134,7 @@ def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> 
     settings = {
         term: merged(given.get(term, {}), *(s.get(term, {}) for s in sums), sets.get(term, {})) for term in terms
     }
+    settings = {term: {k: v for k, v in given.items() if v is not None} for term, given in settings.items()}
     try:
         for term in terms:
             check_settings(term, settings[term])

@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -30,12 +31,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from afec.files import write_text
+from afec.files import FileError, load_tree, save_tree, write_text
 from afec.lab.config import RunConfig
 from afec.naming import unknown
 
 __all__ = ["Row", "RunDirectory", "RunError", "environment", "find_runs"]
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK_SECONDS = 0.2
 COLUMNS = ("after", "task", "name", "validation", "test")
 
 
@@ -92,6 +99,11 @@ class RunDirectory:
         return self.path / "checkpoint.safetensors"
 
     @property
+    def checkpoints(self) -> tuple[Path, Path]:
+        """The last checkpoint, and the one before it."""
+        return self.checkpoint, self.path / "checkpoint-before.safetensors"
+
+    @property
     def config(self) -> RunConfig:
         """What was run."""
         file = self.path / "config.toml"
@@ -99,6 +111,19 @@ class RunDirectory:
             return RunConfig.from_toml(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{file} cannot be read ({error}); move the directory away and run again") from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time runs a run; another one waits until it has ended, however it ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a") as file:
+            while fcntl is not None:  # on a system without such locks, two at once do the same work twice
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(LOCK_SECONDS)
+            yield
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -121,10 +146,32 @@ class RunDirectory:
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(event) + "\n" for event in events))
 
-    def finish(self, wall: float) -> None:
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Replace the last checkpoint; the one before it stays, in case the new one is damaged later."""
+        last, before = self.checkpoints
+        if last.exists():
+            other = before.with_suffix(".link")
+            other.unlink(missing_ok=True)
+            os.link(last, other)
+            other.replace(before)  # at every moment there is a whole one
+        save_tree(last, state)
+
+    def load_checkpoint(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """The last whole checkpoint, and what was wrong with a later one."""
+        faults: list[str] = []
+        for file in self.checkpoints:
+            if file.exists():
+                try:
+                    return load_tree(file), faults
+                except FileError as error:
+                    faults.append(str(error))
+        return None, faults
+
+    def finish(self, cost: dict[str, Any]) -> None:
         """The run is whole."""
-        write_text(self.path / "DONE", json.dumps({"wall_seconds": round(wall, 3)}) + "\n")
-        self.checkpoint.unlink(missing_ok=True)
+        write_text(self.path / "DONE", json.dumps(cost) + "\n")
+        for file in self.checkpoints:
+            file.unlink(missing_ok=True)
 
     # -- reading --------------------------------------------------------------------------------------------------
 

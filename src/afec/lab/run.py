@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from afec.files import FileError, load_tree, save_tree
+from afec.files import save_tree
 from afec.lab.config import RunConfig
 from afec.lab.directory import Row, RunDirectory
-from afec.learner import Learned, Learner, Memo, Phase
+from afec.lab.memory import peak_memory_mb, reset_peak_memory
+from afec.learner import Learned, Learner, Memo, Phase, Stopwatch
 from afec.methods.expression import make_guard
 from afec.nets import MultiHead, make_backbone
 from afec.randomness import forked, seed_from
@@ -44,9 +46,12 @@ def run(config: RunConfig, seed: int, root: Path, on_phase: Callable[[Phase], No
     `on_phase` is called after every epoch; what it raises stops the run, which can be resumed.
     """
     directory = RunDirectory.of(root, config, seed)
-    if not directory.done:
-        directory.begin(config)
-        _Run(config, seed, directory, on_phase).to_end()
+    if directory.done:
+        return directory
+    with directory.locked():
+        if not directory.done:  # another process may have done it meanwhile
+            directory.begin(config)
+            _Run(config, seed, directory, on_phase).to_end()
     return directory
 
 
@@ -59,8 +64,10 @@ class _Run:
         self.config, self.seed, self.directory, self.on_phase = config, seed, directory, on_phase
         self.stream, net = build(config, seed)
         self.rows: list[Row] = []
-        self.tasks_done, self.wall = 0, 0.0
-        self.start = self.saved = time.monotonic()
+        self.tasks_done = 0
+        self.spent = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "peak_memory_mb": 0.0}  # in earlier processes
+        self.start, self.cpu, self.saved = time.monotonic(), time.process_time(), time.monotonic()
+        reset_peak_memory()
         self.events: list[dict[str, Any]] = []
         self.learner = self._learner(net, config.method)
         self._take_up()
@@ -86,13 +93,18 @@ class _Run:
         for number in range(self.tasks_done, len(self.stream.tasks)):
             learned = learn(number)
             self.tasks_done = number + 1
-            self._measure(number + 1)
-            self.events.append({"event": "task", "task": number + 1, **asdict(learned)})
+            watch = Stopwatch()
+            with watch.phase("evaluate"):
+                self._measure(number + 1)
+            event = {"event": "task", "task": number + 1, **asdict(learned)}
+            event["seconds"] = {**learned.seconds, **watch.wall}
+            event["cpu_seconds"] = {**learned.cpu_seconds, **watch.cpu}
+            self.events.append(event)
             self._save()
         if self.config.method != "scratch":
             file = self.directory.path / "weights" / f"task{len(self.stream.tasks)}.safetensors"
             save_tree(file, dict(self.learner.net.state_dict()))
-        self.directory.finish(self.wall + time.monotonic() - self.start)
+        self.directory.finish(self._cost())
 
     def _learn(self, number: int) -> Learned:
         return self.learner.learn(self.stream.tasks[number])
@@ -140,21 +152,29 @@ class _Run:
             "learner": None if self.config.method == "scratch" else self.learner.state_dict(),
             "rows": [list(asdict(row).values()) for row in self.rows],
             "tasks_done": self.tasks_done,
-            "wall": self.wall + time.monotonic() - self.start,
+            "cost": self._cost(),
         }
-        save_tree(self.directory.checkpoint, state)
+        self.directory.save_checkpoint(state)
         self.saved = time.monotonic()
 
     def _take_up(self) -> None:
-        """Go on from the checkpoint, where a whole one is there."""
-        if not self.directory.checkpoint.exists():
-            return
-        try:
-            state = load_tree(self.directory.checkpoint)
-        except FileError as error:
-            self.events.append({"event": "note", "text": f"started anew: {error}"})
+        """Go on from the last whole checkpoint, where there is one; a damaged one is said so."""
+        state, faults = self.directory.load_checkpoint()
+        how = "started anew" if state is None else "went on from the checkpoint before it"
+        self.events += [{"event": "note", "text": f"{how}: {fault}"} for fault in faults]
+        for fault in faults:
+            warnings.warn(f"{self.directory.path}: {how}: {fault}", RuntimeWarning, stacklevel=2)
+        if state is None:
             return
         if state["learner"] is not None:
             self.learner.load_state_dict(state["learner"])
         self.rows = [Row(*row) for row in state["rows"]]
-        self.tasks_done, self.wall = state["tasks_done"], state["wall"]
+        self.tasks_done, self.spent = state["tasks_done"], state["cost"]
+
+    def _cost(self) -> dict[str, float]:
+        """Of this process and of those before it."""
+        return {
+            "wall_seconds": round(self.spent["wall_seconds"] + time.monotonic() - self.start, 3),
+            "cpu_seconds": round(self.spent["cpu_seconds"] + time.process_time() - self.cpu, 3),
+            "peak_memory_mb": round(max(self.spent["peak_memory_mb"], peak_memory_mb()), 1),
+        }

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from afec.fisher import KINDS
 from afec.learner import Machine, Schedule
 from afec.methods.expression import METHODS, check_settings, terms_of
 from afec.naming import did_you_mean, unknown
@@ -64,6 +65,8 @@ class Benchmark(Changes):
     name: str
     scale: dict[str, Changes] = Field(default_factory=dict)
     variant: dict[str, Changes] = Field(default_factory=dict)
+    tune: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """The grid of each method: lists of values, and the Fisher kind that they belong to."""
 
     @property
     def scales(self) -> list[str]:
@@ -104,6 +107,22 @@ def parse_benchmark(text: str, name: str, where: str) -> Benchmark:
         raise SpecError(_in_words(error, where, Benchmark)) from error
     _check(benchmark, where)
     return benchmark
+
+
+def load_tuned(path: Path) -> Changes:
+    """The settings that `afec tune` has found: a TOML file with [method] tables."""
+    where = str(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        tuned = Changes.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(_in_words(error, where, Changes)) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError(
+            f"{where}: cannot be read as the settings of a tuning ({error}); `afec tune` writes such files"
+        ) from error
+    _check_methods(tuned, f"{where}: ")
+    return tuned
 
 
 def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,11 +176,35 @@ def _check(benchmark: Benchmark, where: str) -> None:
             except (ValueError, TypeError) as error:
                 message = str(error).removeprefix(f"{section}.")
                 raise SpecError(f"{where}: {prefix}{section}.{message}") from error
-        for place, name, settings in _settings(benchmark if prefix == "" else change, f"{where}: {prefix}"):
-            try:
-                check_settings(name, settings)
-            except ValueError as error:
-                raise SpecError(f"{where}: {prefix}method.{place}: {error}") from error
+        _check_methods(benchmark if prefix == "" else change, f"{where}: {prefix}")
+    for name, grids in benchmark.tune.items():
+        _check_grid(name, grids, f"{where}: tune.{name}")
+
+
+def _check_methods(changes: Changes, where: str) -> None:
+    for place, name, settings in _settings(changes, where):
+        try:
+            check_settings(name, settings)
+        except ValueError as error:
+            raise SpecError(f"{where}method.{place}: {error}") from error
+
+
+def _check_grid(name: str, grids: Section, where: str) -> None:
+    """Lists of numbers for settings of the method, and the Fisher kind that they belong to."""
+    if name not in METHODS:
+        raise SpecError(f"{where}: {unknown('method', name, METHODS)}")
+    belongs = {key: value for key, value in grids.items() if key in ("fisher", "fisher_batch")}
+    try:
+        check_settings(name, grids)
+    except ValueError as error:
+        raise SpecError(f"{where}: {error}") from error
+    if belongs.get("fisher", "exact") not in ("auto", *KINDS):
+        raise SpecError(f"{where}.fisher: {unknown('Fisher kind', str(belongs['fisher']), KINDS)}")
+    for key in grids.keys() - belongs.keys():
+        values = grids[key]
+        numbers = isinstance(values, list) and all(type(v) in (int, float) and v >= 0 for v in values)
+        if not numbers or not values:
+            raise SpecError(f"{where}.{key}: expected a list of numbers ≥ 0, such as [1, 10, 100]; got {values!r}")
 
 
 def _settings(changes: Changes, where: str) -> Iterator[tuple[str, str, Section]]:

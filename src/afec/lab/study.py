@@ -8,7 +8,7 @@ from pathlib import Path
 from afec.lab.config import grid, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, Watcher, available_cores, execute
-from afec.lab.spec import FULL, load_benchmark
+from afec.lab.spec import FULL, Changes, load_benchmark
 
 __all__ = ["plan", "study", "unfinished"]
 
@@ -19,10 +19,11 @@ def plan(
     seeds: Sequence[int],
     scale: str = FULL,
     sets: Sequence[str] = (),
+    tuned: Changes | None = None,
 ) -> list[Job]:
     """The jobs, seed by seed, so that a study that is stopped has whole comparisons for its first seeds."""
     configs = [
-        resolve(load_benchmark(benchmark), method, scale, changes)
+        resolve(load_benchmark(benchmark), method, scale, changes, tuned)
         for benchmark in benchmarks
         for changes in grid(sets)
         for method in methods
@@ -38,12 +39,13 @@ def study(
     *,
     scale: str = FULL,
     sets: Sequence[str] = (),
+    tuned: Changes | None = None,
     root: Path = Path("runs"),
     workers: int | None = None,
     watcher: Watcher | None = None,
 ) -> list[Outcome]:
     """Run everything that is not done yet, one process per core; what `afec run` does."""
-    return execute(plan(benchmarks, methods, seeds, scale, sets), root, workers or available_cores(), watcher)
+    return execute(plan(benchmarks, methods, seeds, scale, sets, tuned), root, workers or available_cores(), watcher)
 
 
 def unfinished(root: Path) -> list[Job]:

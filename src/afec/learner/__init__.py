@@ -5,6 +5,7 @@ from afec.learner.learner import Learned, Learner, Phase
 from afec.learner.machine import Machine
 from afec.learner.memo import Memo
 from afec.learner.schedule import Plateau, Schedule
+from afec.learner.stopwatch import Stopwatch
 
 __all__ = [
     "Epoch",
@@ -19,4 +20,5 @@ __all__ = [
     "Phase",
     "Plateau",
     "Schedule",
+    "Stopwatch",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from afec.learner.memo import Memo
 from afec.learner.progress import shown
 from afec.learner.schedule import Schedule
 from afec.learner.state import FORMAT, check_net, check_state
+from afec.learner.stopwatch import Stopwatch
 from afec.learner.tasks import (
     LIKELIHOOD,
     Batches,
@@ -60,7 +60,9 @@ class Learned:
     samples: int
     """How many training samples went forward and backward, θ_e's included: the cost, where data differ in size."""
     seconds: dict[str, float]
-    """Wall time of `theta_e`, `train` and `consolidate` (importance passes on entry and exit)."""
+    """Wall time of `train`, `expand` (θ_e) and `fisher` (importance passes on entry and exit)."""
+    cpu_seconds: dict[str, float]
+    """The same phases in CPU time."""
 
 
 class Learner(Trained):
@@ -118,63 +120,61 @@ class Learner(Trained):
     def _learn(self, task: Task) -> Learned:
         number, loss = self._enter(task)
         train, validation = stored(task.train, self.machine), stored(task.validation, self.machine)
-        seconds = {"theta_e": 0.0, "train": 0.0, "consolidate": 0.0}
-        start = time.perf_counter()
+        watch = Stopwatch()
 
         def new_fit(purpose: str) -> Fit:
             seed = seed_from("learner", self.seed, number, purpose)
-            arguments = (Batches(train), Batches(validation), loss, self.schedule, seed, self.machine)
-            return Fit(self.net, *arguments)
+            return Fit(self.net, Batches(train), Batches(validation), loss, self.schedule, seed, self.machine)
 
         def expand() -> None:  # θ_e: the new task alone, by the same rule as everything else
-            began = time.perf_counter()
-            self._epochs_theta_e = self._train(new_fit("theta_e"), number, task.name, "theta_e").epochs
-            seconds["theta_e"] += time.perf_counter() - began
+            with watch.phase("expand"):
+                self._epochs_theta_e = self._train(new_fit("theta_e"), number, task.name, "theta_e").epochs
 
         fit = new_fit("train")
         if self.guard is None:
-            self._train(fit, number, task.name, "train")
+            with watch.phase("train"):
+                self._train(fit, number, task.name, "train")
         else:
             self._entry = {name: value.detach().clone() for name, value in self.net.state_dict().items()}
-            with self.guard.learning(
-                self.net,
-                fit.optimizer,
-                train,
-                loss,
-                predict=loss.outputs,
-                likelihood=LIKELIHOOD[task.loss],
-                batch_size=self.schedule.batch_size,
-                train=expand,
-                progress=self.progress,
-            ) as guarded:
+            with (
+                watch.phase("fisher"),
+                self.guard.learning(
+                    self.net,
+                    fit.optimizer,
+                    train,
+                    loss,
+                    predict=loss.outputs,
+                    likelihood=LIKELIHOOD[task.loss],
+                    batch_size=self.schedule.batch_size,
+                    train=expand,
+                    progress=self.progress,
+                ) as guarded,
+            ):
                 self._entry = None
-                began = time.perf_counter()
-                self._train(fit, number, task.name, "train", guarded)
-                seconds["train"] = time.perf_counter() - began
+                with watch.phase("train"):
+                    self._train(fit, number, task.name, "train", guarded)
                 self._epochs_theta_e += _own_epochs(guarded)
         self._known.append(Known(task.name, task.outputs, task.loss))
-        spent = time.perf_counter() - start
-        if self.guard is None:
-            seconds["train"] = spent
-        seconds["consolidate"] = spent - seconds["train"] - seconds["theta_e"]
         samples = (fit.epochs + self._epochs_theta_e) * train.size
-        return Learned(task.name, fit.epochs, fit.best_epoch, self._epochs_theta_e, samples, seconds)
+        cost = (fit.epochs, fit.best_epoch, self._epochs_theta_e, samples, dict(watch.wall), dict(watch.cpu))
+        return Learned(task.name, *cost)
 
     def learn_jointly(self, tasks: Sequence[Task]) -> Learned:
         """Learn all `tasks` at once, from the present weights: the upper bound that keeps all old data. No guard acts."""
         for task in tasks[len(self._known) :]:
             self._enter(task)
             self._known.append(Known(task.name, task.outputs, task.loss))
-        start = time.perf_counter()
         losses = [HeadLoss(number, task.loss, self.machine) for number, task in enumerate(tasks)]
         train = Mixture([stored(task.train, self.machine) for task in tasks])
         validation = Mixture([stored(task.validation, self.machine) for task in tasks])
         seed = seed_from("learner", self.seed, len(tasks) - 1, "train")
         loss = partial(mixture_loss, losses)
         fit = Fit(self.net, train, validation, loss, self.schedule, seed, self.machine)
-        self._train(fit, len(tasks) - 1, tasks[-1].name, "joint")
-        seconds = {"theta_e": 0.0, "train": time.perf_counter() - start, "consolidate": 0.0}
-        return Learned(tasks[-1].name, fit.epochs, fit.best_epoch, 0, fit.epochs * train.size, seconds)
+        watch = Stopwatch()
+        with watch.phase("train"):
+            self._train(fit, len(tasks) - 1, tasks[-1].name, "joint")
+        cost = (fit.epochs, fit.best_epoch, 0, fit.epochs * train.size, dict(watch.wall), dict(watch.cpu))
+        return Learned(tasks[-1].name, *cost)
 
     def _enter(self, task: Task) -> tuple[int, HeadLoss]:
         """The task's number and its loss; its head is there afterwards."""

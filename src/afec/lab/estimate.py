@@ -1,0 +1,69 @@
+"""How long a study will take, from the runs that are done."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from afec.lab.config import RunConfig
+from afec.lab.directory import RunDirectory, RunError, find_runs
+from afec.lab.engine import Job
+
+__all__ = ["Estimate", "estimate"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is to be done, and how long it may take."""
+
+    runs: int
+    done: int
+    begun: int
+    seconds: float | None
+    """Wall time on this many workers; None where no run of the benchmark and scale is done yet."""
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.runs} runs: {self.done} done, {self.begun} begun, {self.runs - self.done - self.begun} to start"
+        ]
+        if self.runs == self.done:
+            return parts[0]
+        if self.seconds is None:
+            return f"{parts[0]}; how long it takes is not known before a run of this benchmark and scale is done"
+        took = f"{self.seconds / 3600:.1f} hours" if self.seconds > 5400 else f"{self.seconds / 60:.0f} minutes"
+        return f"{parts[0]}; about {took if self.seconds > 90 else f'{self.seconds:.0f} seconds'}"
+
+
+def estimate(jobs: Sequence[Job], root: Path, workers: int) -> Estimate:
+    """By the mean of the finished runs of the same method; of the benchmark and scale, where there is none of the method."""
+    known: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for run in find_runs(root) if root.is_dir() else ():
+        if (seconds := _wall(run)) is not None:
+            config = run.config
+            for key in _keys(config):
+                known[key].append(seconds)
+    directories = {RunDirectory.of(root, job.config, job.seed): job for job in jobs}
+    left = [job for directory, job in directories.items() if not directory.done]
+    begun = sum(directory.checkpoint.exists() for directory in directories if not directory.done)
+    each = [next((fmean(known[key]) for key in _keys(job.config) if key in known), None) for job in left]
+    whole = None if any(one is None for one in each) else sum(one for one in each if one is not None)
+    seconds = None if whole is None else whole / max(1, min(workers, len(left)))
+    return Estimate(len(directories), len(directories) - len(left), begun, seconds)
+
+
+def _keys(config: RunConfig) -> list[tuple[str, ...]]:
+    """From the same row to anything of the benchmark."""
+    place = (config.benchmark, config.scale)
+    return [(*place, config.label, config.hash), (*place, config.label), place]
+
+
+def _wall(run: RunDirectory) -> float | None:
+    try:
+        run.config  # noqa: B018
+        return float(json.loads((run.path / "DONE").read_text(encoding="utf-8"))["wall_seconds"])
+    except (OSError, ValueError, KeyError, TypeError, RunError):
+        return None

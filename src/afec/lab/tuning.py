@@ -1,0 +1,249 @@
+"""Tuning on validation accuracy: the paper's procedure, or all at once; a grid, or TPE.
+
+The paper's procedure is λ first, without AFEC; then λ_e (or β) with that λ kept. Every trial is an ordinary run directory on
+seeds that are not reported, so a tuning that is stopped goes on where it was, and nothing is run twice. Only validation
+accuracy is looked at. A grid of λ belongs to a Fisher kind: under another kind it is converted where that is right on average (`batched`
+of B samples and `empirical` differ by B), and refused otherwise.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import tomli_w
+
+from afec.lab.config import RunConfig, resolve
+from afec.lab.engine import Job, Watcher, execute
+from afec.lab.spec import FULL, Benchmark, SpecError, merged
+from afec.methods.expression import METHODS, terms_of
+from afec.methods.presets import settings as preset_settings
+from afec.metrics import aac
+from afec.randomness import seed_from
+
+__all__ = ["Plan", "Space", "Stage", "Trial", "Tuned", "search_space", "stages", "trials_of", "tune"]
+
+Space = dict[str, tuple[float, ...]]
+"""The values of each setting, by `term.setting`."""
+
+Search = Literal["grid", "tpe"]
+TRUE_KINDS = {"auto", "exact", "sample"}
+TPE_TRIALS = 20
+BATCH = 4  # trials that TPE is asked for at once, whatever the number of workers: the same trials everywhere
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One search: a method, what is searched, and what an earlier stage has found."""
+
+    method: str
+    space: Space
+    kept: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point that was tried."""
+
+    stage: str
+    values: dict[str, float]
+    """Of all settings, searched and kept."""
+    scores: tuple[float, ...]
+    """Averaged validation accuracy of each seed; empty where a run failed."""
+
+    @property
+    def score(self) -> float:
+        """The mean over the seeds; below everything where a run failed."""
+        return fmean(self.scores) if self.scores else -math.inf
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning came to."""
+
+    method: str
+    best: dict[str, float]
+    trials: tuple[Trial, ...]
+
+    def to_toml(self, comment: str) -> str:
+        """What `afec run --tuned` takes."""
+        terms: dict[str, dict[str, float]] = {}
+        for key, value in self.best.items():
+            term, _, setting = key.partition(".")
+            terms.setdefault(term, {})[setting] = value
+        section = {self.method: terms} if len(terms) > 1 else terms
+        head = "".join(f"# {line}\n" for line in comment.splitlines())
+        return head + tomli_w.dumps({"method": section})
+
+    def to_csv(self) -> str:
+        """One line a trial and seed."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["stage", "settings", "seed_number", "validation_aac"])
+        for trial in self.trials:
+            settings = " ".join(f"{key}={value:g}" for key, value in trial.values.items())
+            for place, score in enumerate(trial.scores or (math.nan,)):
+                writer.writerow([trial.stage, settings, place, f"{score:.6f}"])
+        return text.getvalue()
+
+
+def search_space(benchmark: Benchmark, config: RunConfig, term: str, *, beta: bool = False) -> Space:
+    """The grid of one term of a method, for the Fisher kind that the run will use."""
+    given = dict(benchmark.tune.get(term, {}))
+    if term == "afec":
+        given.pop("forgetting" if beta else "beta", None)
+    if not given.keys() - {"fisher", "fisher_batch"}:
+        raise SpecError(
+            f"{benchmark.name} has no grid for {term}{' in β' if beta and term == 'afec' else ''}: give one in its file, "
+            f'[tune.{term}] {"strength" if term != "afec" else "forgetting"} = [1, 10, 100], with fisher = "…" where these '
+            "values belong to a Fisher kind"
+        )
+    factor = _factor(benchmark.name, term, given, config.settings.get(term, {}))
+    grids = {key: value for key, value in given.items() if key not in ("fisher", "fisher_batch")}
+    return {f"{term}.{key}": tuple(factor * float(one) for one in values) for key, values in grids.items()}
+
+
+def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
+    """What the grid's λ are multiplied by under the run's own Fisher kind."""
+    if "fisher" not in METHODS[term].settings or "fisher" not in grid:
+        return 1.0
+    given = {key: settings.get(key) for key in ("fisher", "fisher_batch")}
+    own = preset_settings(term, settings.get("preset", "default"), **given)
+    there, here = str(grid["fisher"]), str(own["fisher"])
+    if {there, here} <= TRUE_KINDS:
+        return 1.0
+    if {there, here} <= {"batched", "empirical"}:
+        # The squared mean of B gradients is about 1/B of the mean square, so its λ is about B times as large.
+        size = {"empirical": 1.0, "batched": float(own["fisher_batch"])}[here]
+        return size / {"empirical": 1.0, "batched": float(grid.get("fisher_batch", 20))}[there]
+    raise SpecError(
+        f"the grid of {term} in {name} belongs to the `{there}` Fisher, and this run uses `{here}`: their λ are different "
+        f'numbers and cannot be converted. Use --set method.{term}.fisher={there}, or a grid with fisher = "{here}"'
+    )
+
+
+def stages(config: RunConfig, *, together: bool) -> list[tuple[str, list[str]]]:
+    """The searches: method and the terms whose settings are searched in it, in order."""
+    terms = list(terms_of(config.method))
+    others = [term for term in terms if term != "afec"]
+    if together or not others or "afec" not in terms:
+        return [(config.method, terms)]
+    return [("+".join(others), others), (config.method, ["afec"])]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to tune."""
+
+    benchmark: Benchmark
+    method: str
+    scale: str = FULL
+    sets: dict[str, Any] = field(default_factory=dict)
+    seeds: Sequence[int] = tuple(range(100, 103))
+    search: Search = "grid"
+    trials: int | None = None
+    """Of each stage; by default the whole grid, or 20 with TPE."""
+    together: bool = False
+    """λ and λ_e at once, instead of λ first."""
+    beta: bool = False
+    """β in place of λ_e."""
+
+
+def planned(plan: Plan) -> list[tuple[str, Space]]:
+    """The stages with what each of them searches."""
+    config = resolve(plan.benchmark, plan.method, plan.scale, plan.sets)
+    found = []
+    for method, searched in stages(config, together=plan.together):
+        space: Space = {}
+        for term in searched:
+            space |= search_space(plan.benchmark, config, term, beta=plan.beta)
+        found.append((method, space))
+    return found
+
+
+def trials_of(plan: Plan) -> int:
+    """How many trials there will be, over all stages."""
+    wholes = [math.prod(map(len, space.values())) for _, space in planned(plan)]
+    if plan.search == "tpe":
+        return (plan.trials or TPE_TRIALS) * len(wholes)
+    return sum(min(plan.trials or whole, whole) for whole in wholes)
+
+
+def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None) -> Tuned:
+    """Search stage by stage; what is done already is not done again."""
+    kept: dict[str, float] = {}
+    trials: list[Trial] = []
+    for method, space in planned(plan):
+        stage = Stage(method, space, dict(kept))
+        found = list(_search(plan, stage, root, workers, watcher))
+        trials += found
+        best = max(found, key=lambda trial: trial.score)
+        if not best.scores:
+            raise RuntimeError(f"every trial of {method} failed; the directories under {root} have the tracebacks")
+        kept = dict(best.values)
+    return Tuned(method, kept, tuple(trials))
+
+
+def _search(plan: Plan, stage: Stage, root: Path, workers: int, watcher: Watcher | None) -> Iterator[Trial]:
+    """Ask Optuna, run, tell; a grid at once, TPE a few at a time."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler, distributions, count = _sampler(plan, stage)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    at_once = count if plan.search == "grid" else BATCH
+    for start in range(0, count, at_once):
+        asked = [study.ask(distributions) for _ in range(min(at_once, count - start))]
+        points = [{**stage.kept, **{key: float(value) for key, value in trial.params.items()}} for trial in asked]
+        for trial, found in zip(asked, _run(plan, stage, points, root, workers, watcher), strict=True):
+            if found.scores:
+                study.tell(trial, found.score)
+            else:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            yield found
+
+
+def _sampler(plan: Plan, stage: Stage) -> tuple[Any, dict[str, Any], int]:
+    import optuna
+
+    seed = seed_from("tune", plan.benchmark.name, stage.method) % 2**31
+    if plan.search == "grid":
+        whole = math.prod(len(values) for values in stage.space.values())
+        choices = {key: optuna.distributions.CategoricalDistribution(values) for key, values in stage.space.items()}
+        space = {key: list(values) for key, values in stage.space.items()}
+        return optuna.samplers.GridSampler(space, seed=seed), choices, min(plan.trials or whole, whole)
+    ranges = {
+        key: optuna.distributions.FloatDistribution(min(values), max(values), log=min(values) > 0)
+        for key, values in stage.space.items()
+    }
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True), ranges, plan.trials or TPE_TRIALS
+
+
+def _run(
+    plan: Plan, stage: Stage, points: Sequence[dict[str, float]], root: Path, workers: int, watcher: Watcher | None
+) -> Iterator[Trial]:
+    """The trials at these points, all seeds of all of them at once."""
+    configs = [_config(plan, stage, point) for point in points]
+    jobs = [Job(config, seed) for config in configs for seed in plan.seeds]
+    outcomes = iter(execute(jobs, root, workers, watcher))
+    for point in points:
+        runs = [next(outcomes) for _ in plan.seeds]
+        failed = any(outcome.error or not outcome.directory.done for outcome in runs)
+        scores = () if failed else tuple(aac(outcome.directory.matrix("validation")) for outcome in runs)
+        yield Trial(stage.method, dict(point), scores)
+
+
+def _config(plan: Plan, stage: Stage, point: Mapping[str, float]) -> RunConfig:
+    method: dict[str, dict[str, Any]] = {}
+    for key, value in point.items():
+        term, _, setting = key.partition(".")
+        method.setdefault(term, {})[setting] = value
+        if setting in ("beta", "forgetting"):  # two names of one thing: what the file has of the other gives way
+            method[term]["forgetting" if setting == "beta" else "beta"] = None
+    return resolve(plan.benchmark, stage.method, plan.scale, merged(plan.sets, {"method": method}))
