@@ -95,7 +95,7 @@ def test_a_study_from_the_command_line(in_process, tmp_path, capsys):
         assert f"│ {label}" in shown.out
     for column in ("AAC", "old tasks", "new task", "BWT", "FWT vs scratch", "epochs", "compute"):
         assert column in shown.out
-    assert re.search(r"ewc\+afec \(λ=\d+, λ_e=0.1\) minus ewc \(λ=\d+\): AAC [+-]", shown.out)
+    assert re.search(r"ewc\+afec \(λ=[\d.]+, λ_e=[\d.]+\) minus ewc \(λ=[\d.]+\): AAC [+-]", shown.out)
     assert re.search(r"ewc\+afec \(.*\) minus ewc@equal-compute \(", shown.out)
     assert f"picture: {tmp_path / 'p.png'}" in shown.out
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
@@ -137,6 +137,20 @@ def test_a_grid_runs_every_combination_and_tells_them_apart(in_process, tmp_path
     assert len(find_runs(tmp_path)) == 4
     for label in ("ewc (λ=1), lr=0.1", "ewc (λ=1), lr=0.01", "ewc (λ=10), lr=0.1", "ewc (λ=10), lr=0.01"):
         assert re.search(rf"│ {re.escape(label)} +│", shown)
+
+
+def test_other_tasks_are_another_table_and_a_scratch_of_an_earlier_command_is_found(in_process, tmp_path, capsys):
+    small = ["run", "digits", "--scale", "smoke", "--seeds", "1", "--runs", str(tmp_path), "--method"]
+    sizes = ["--set", "training.max_epochs=2", "stream.sizes=[2,2],[3,3]"]
+    assert main([*small, "scratch", "--set", "training.max_epochs=2", "stream.sizes=[2,2]"]) == 0
+    capsys.readouterr()
+    assert main([*small, "ewc", "ewc+afec", *sizes]) == 0
+    shown = capsys.readouterr().out
+    first, second = shown.split("digits at scale smoke: test accuracy")[1:]
+    assert "FWT vs scratch" in first
+    assert "FWT vs scratch" not in second
+    for table in (first, second):
+        assert len(re.findall(r"^ewc\+afec .* minus ewc ", table, re.MULTILINE)) == 1
 
 
 def test_seeds_start_where_they_are_told_to(in_process, tmp_path):
@@ -285,10 +299,11 @@ def test_a_place_that_cannot_be_written_is_reported(in_process, tmp_path, capsys
     assert "NotADirectoryError" in capsys.readouterr().err
 
 
-def test_a_stream_that_cannot_be_made_is_a_failed_run(in_process, tmp_path, capsys):
+def test_a_stream_that_cannot_be_made_is_refused_before_anything_is_run(in_process, tmp_path, capsys):
     command = ["run", "digits", "--scale", "smoke", "--set", "stream.tasks=7", "--method", "finetune", "--seeds", "1"]
-    assert main([*command, "--runs", str(tmp_path)]) == 1
-    assert "digits got tasks=7; 10 classes make 1, 2 or 5 tasks" in capsys.readouterr().err
+    assert main([*command, "--runs", str(tmp_path)]) == 2
+    assert "afec: digits: digits got tasks=7; 10 classes make 1, 2 or 5 tasks" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_is_a_sentence(monkeypatch, tmp_path, capsys):
@@ -298,7 +313,8 @@ def test_ctrl_c_is_a_sentence(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("afec.cli.execute", interrupted)
     assert main(["run", "digits", "--runs", str(tmp_path)]) == 130
     assert capsys.readouterr().err.strip() == (
-        "stopped; finished runs are kept, go on with the same command or with `afec resume`"
+        f"stopped; finished runs are kept: the same command goes on, and `afec resume {tmp_path}` finishes the runs that "
+        "were begun"
     )
 
 

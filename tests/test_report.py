@@ -1,6 +1,8 @@
 """Means, paired differences by hand, the table of a study, and the pictures."""
 
 import math
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +10,10 @@ import pytest
 from afec.files import save_tree
 from afec.lab import RunDirectory, build, load_benchmark, resolve
 from afec.lab.directory import Row
+from afec.lab.spec import merged
 from afec.report import Panel, draw_circles, mean_and_std, paired
 from afec.report.picture import draw_study
-from afec.report.table import comparisons, lines, study_table
+from afec.report.table import Line, comparisons, lines, study_table
 
 
 def test_mean_and_sample_deviation():
@@ -68,7 +71,8 @@ def test_a_row_of_the_wrong_length_is_refused(tmp_path):
 
 def written(root, method, seed, matrix, epochs=(4, 4), theta_e=(0, 0), benchmark="digits-regression", **sets):
     """A finished run with these accuracies, as if it had been run."""
-    config = resolve(load_benchmark(benchmark), method, "smoke", sets)
+    weights = {"ewc": {"strength": 30}, "afec": {"forgetting": 0.1}}  # whatever the benchmark is tuned to
+    config = resolve(load_benchmark(benchmark), method, "smoke", merged({"method": weights}, sets))
     directory = RunDirectory.of(root, config, seed)
     directory.begin(config)
     rows = [(i, j) for i in range(len(matrix)) for j in range(len(matrix[0])) if not math.isnan(matrix[i][j])]
@@ -79,7 +83,7 @@ def written(root, method, seed, matrix, epochs=(4, 4), theta_e=(0, 0), benchmark
             for n, (one, other) in enumerate(zip(epochs, theta_e, strict=True))
         ]
     )
-    directory.finish(1.0)
+    directory.finish({"wall_seconds": 1.0})
     return config, directory
 
 
@@ -141,10 +145,23 @@ def test_references_do_not_compete_and_what_is_unknown_is_a_dash(study):
 
 
 def test_a_column_that_nobody_knows_is_left_out(study):
+    for config, run in study:
+        if config.method == "scratch":
+            (run.path / "DONE").unlink()
     without = [(config, run) for config, run in study if config.method not in ("scratch", "finetune")]
     found = cells(study_table(lines(without)))
     assert "FWT vs scratch" not in found["joint"]
     assert found["joint"]["compute"] == "–"  # relative to fine-tuning, which is not there
+
+
+def test_scratch_runs_of_an_earlier_command_are_found_on_disk(study):
+    """Those of the same content and seed; another training or another net is another reference."""
+    without = [(config, run) for config, run in study if config.method == "finetune"]
+    assert cells(study_table(lines(without)))["finetune"]["FWT vs scratch"] == "-10.0 ± 0.0"
+    root = without[0][1].path.parents[3]
+    for sets in ({"training": {"lr": 0.5}}, {"net": {"zero_heads": False}}):
+        other = written(root, "finetune", 0, after_two(0.5, 0.7), **sets)
+        assert "FWT vs scratch" not in cells(study_table(lines([other])))["finetune"]
 
 
 def test_one_method_alone_is_not_the_best_of_anything(study):
@@ -197,6 +214,49 @@ def test_a_grid_is_compared_row_by_row_and_each_with_its_own_scratch(tmp_path):
     assert found["finetune, lr=0.2"]["FWT vs scratch"].removeprefix("[bold]").startswith("10.0")
 
 
+@pytest.mark.parametrize(
+    "sets", [{"stream": {"train": 90}}, {"net": {"zero_heads": False}}, {"training": {"lr": 0.5}}], ids=str
+)
+def test_rows_of_other_tasks_nets_or_trainings_are_never_compared(sets, tmp_path):
+    plain = written(tmp_path, "ewc", 0, after_two(0.5, 0.5))
+    ours = written(tmp_path, "ewc+afec", 0, after_two(0.5, 0.6), **sets)
+    assert comparisons(lines([plain, ours])) == []
+    base = written(tmp_path, "ewc", 0, after_two(0.5, 0.58), **sets)
+    (sentence,) = comparisons(lines([plain, ours, base]))
+    assert "AAC +1.0 points" in sentence
+    if "training" not in sets:  # tables are split by what rows must share
+        assert Line(plain[0]).problem != Line(ours[0]).problem == Line(base[0]).problem
+
+
+def test_a_named_variant_of_the_training_is_compared_and_another_training_has_no_reference(tmp_path):
+    runs = [
+        written(tmp_path, "ewc@equal-compute", 0, after_two(0.5, 0.5)),
+        written(tmp_path, "ewc+afec", 0, after_two(0.5, 0.6)),
+        written(tmp_path, "scratch", 0, [[0.1, 0.1], [0.7, math.nan], [math.nan, 0.5]]),
+        written(tmp_path, "finetune", 0, after_two(0.5, 0.7), training={"lr": 0.5}),
+    ]
+    (sentence,) = comparisons(lines(runs))
+    assert "minus ewc@equal-compute (λ=30): AAC +5.0 points" in sentence
+    found = cells(study_table(lines(runs)))
+    assert found["finetune"]["FWT vs scratch"] == "–"
+    assert found["ewc@equal-compute (λ=30)"]["FWT vs scratch"] == "0.0"
+
+
+def test_rows_of_two_benchmarks_with_equal_content_stay_apart(tmp_path):
+    config, first = written(tmp_path, "ewc", 0, after_two(0.5, 0.5))
+    other = replace(config, benchmark="the same again")
+    second = RunDirectory.of(tmp_path, other, 0)
+    shutil.copytree(first.path, second.path)
+    assert other.hash == config.hash
+    found = lines([(config, first), (other, second)])
+    assert [line.config.benchmark for line in found] == ["digits-regression", "the same again"]
+    assert found[0].problem != found[1].problem
+    alone, scratch = written(tmp_path, "scratch", 0, [[0.1, 0.1], [0.7, math.nan], [math.nan, 0.4]])
+    shutil.copytree(scratch.path, RunDirectory.of(tmp_path, replace(alone, benchmark="the same again"), 0).path)
+    for line in lines([(config, first), (other, second)]):  # each finds the reference of its own benchmark
+        assert line.values("fwt_vs_scratch") == pytest.approx([0.1])
+
+
 def test_a_variant_keeps_the_plain_reference(tmp_path):
     runs = [
         written(tmp_path, "ewc@equal-compute", 0, after_two(0.5, 0.7)),
@@ -225,7 +285,7 @@ def test_rows_of_a_grid_are_curves_of_their_own(tmp_path):
     ]
     draw_study(tmp_path / "p.svg", runs)
     text = (tmp_path / "p.svg").read_text()  # matplotlib writes each text as a comment beside its outlines
-    assert all(f"<!-- ewc (λ=100), lr={lr} -->" in text for lr in (0.1, 0.2))
+    assert all(f"<!-- ewc (λ=30), lr={lr} -->" in text for lr in (0.1, 0.2))
 
 
 def test_circles_from_the_weights_of_runs(tmp_path):

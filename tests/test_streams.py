@@ -114,7 +114,7 @@ def test_sizes_that_leave_nothing_are_refused(wrong):
 
 
 def test_a_split_of_unequal_lengths_is_refused():
-    good, bad = Split(torch.zeros(2, 3), torch.zeros(2)), Split(torch.zeros(2, 3), torch.zeros(1))
+    good, bad = Split(torch.zeros(2, 3), torch.zeros(2, 2)), Split(torch.zeros(2, 3), torch.zeros(1, 2))
     with pytest.raises(ValueError, match="the validation split of task 'toy' has 2 inputs and 1 targets"):
         Task("toy", good, bad, good, outputs=2, loss="mse")
 

@@ -21,6 +21,7 @@ from afec.lab import (
     SpecError,
     available_cores,
     benchmark_names,
+    check_buildable,
     execute,
     load_benchmark,
     plan,
@@ -46,7 +47,13 @@ app = typer.Typer(
     help="Continual learning with active forgetting.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
 PICTURES = (".png", ".svg", ".pdf")
-STOPPED = "stopped; finished runs are kept, go on with the same command or with `afec resume`"
+STOPPED = (
+    "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
+)
+LEGEND = (
+    "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
+    "BWT: what old tasks gained or lost since; compute: samples with gradients, θ_e and Fisher included, relative to finetune"
+)
 SEVERAL = ("--method", "-m", "--set")  # options that take all the words up to the next option
 
 
@@ -234,13 +241,14 @@ def _tune(how: Plan, runs: Path, workers: int, out: Path | None) -> None:
 def _do(jobs: Sequence[Job], runs: Path, workers: int, picture: Path | None) -> None:
     if picture:
         _check_picture(picture, jobs)
+    check_buildable(jobs)
     console, workers = _console(), workers or available_cores()
     console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
     with Watch(console, len(jobs), workers) as watch:
         try:
             outcomes = execute(jobs, runs, workers, watch)
         except KeyboardInterrupt as stop:
-            print(STOPPED, file=sys.stderr)
+            print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop
     failed = [outcome for outcome in outcomes if outcome.error]
     _show(console, outcomes)
@@ -267,9 +275,10 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
 
 def _show(console: Console, outcomes: Sequence[Outcome]) -> None:
     rows = lines([(outcome.job.config, outcome.directory) for outcome in outcomes])
-    for benchmark in dict.fromkeys(row.config.benchmark for row in rows):
-        mine = [row for row in rows if row.config.benchmark == benchmark]
+    for problem in dict.fromkeys(row.problem for row in rows):  # other tasks or another net are another table
+        mine = [row for row in rows if row.problem == problem]
         console.print(study_table(mine))
+        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
         for sentence in comparisons(mine):
             console.print(sentence, highlight=False, soft_wrap=True)
 

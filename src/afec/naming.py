@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Protocol
 
-__all__ = ["HasOptions", "check_section", "did_you_mean", "fault", "unknown"]
+__all__ = ["HasOptions", "check_section", "did_you_mean", "fault", "unknown", "with_defaults"]
 
 
 class HasOptions(Protocol):
     """A record of something that can be named and set up."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What makes it."""
+        ...
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -40,6 +46,13 @@ def fault(kind: str, known: Mapping[str, HasOptions], name: str, options: Mappin
             near = did_you_mean(key, valid) or "."
             return key, f"the {kind} '{name}' has no option '{key}'{near} It has: {', '.join(valid) or 'none'}"
     return None
+
+
+def with_defaults(known: Mapping[str, HasOptions], section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with the defaults of the named thing's options written out (those that are not None)."""
+    parameters = inspect.signature(known[section["name"]].function).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default not in (p.empty, None)}
+    return {"name": section["name"], **defaults, **section}
 
 
 def check_section(kind: str, known: Mapping[str, HasOptions], section: Mapping[str, Any]) -> None:

@@ -14,13 +14,20 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["forked", "seed_from"]
+__all__ = ["forked", "reseed", "seed_from"]
 
 
 def seed_from(*keys: object) -> int:
     """A 63-bit seed that is a pure function of `keys` (ints and strings), the same in every process."""
     digest = hashlib.blake2b(repr(keys).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def reseed(seed: int) -> None:
+    """Seed torch, numpy and `random`; to be used inside `forked`."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 @contextmanager
@@ -33,9 +40,7 @@ def forked(seed: int, device: torch.device | None = None) -> Iterator[torch.Gene
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
+            reseed(seed)
             yield torch.Generator().manual_seed(seed)
     finally:
         random.setstate(python_state)

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from afec import AFEC, EWC
+from afec import AFEC, EWC, MAS, SI
 
 
 def learn(setting, guard, data, **options):
@@ -113,3 +113,73 @@ def test_ewc_and_afec_ignore_bookmarks(setting):
             assert guard.state_dict()["flights"] == before
     with pytest.raises(RuntimeError, match="ended already"):
         task.bookmark()
+
+
+class Late(EWC):
+    """Does something at every epoch."""
+
+    def begin_epoch(self, task, state, flight):
+        return flight
+
+
+def test_a_guard_is_idle_where_it_will_neither_pull_nor_watch_in_this_task(setting):
+    found = {}
+    for name, guard in {
+        "ewc": EWC(1.0), "mas": MAS(1.0), "si": SI(1.0), "afec": AFEC(1.0, epochs=1), "official": AFEC(1.0, preset="official"),
+        "interleaved": AFEC(1.0, schedule="interleaved"), "off": EWC(0.0) + AFEC(0.0),
+    }.items():  # fmt: skip
+        for data in setting.tasks[:2]:
+            with guard.learning(setting.model, setting.optimizer, data, setting.loss) as task:
+                found.setdefault(name, []).append(task.idle)
+                task.epoch()
+                setting.train(data, 1)
+    early, never, always = [True, False], [False, False], [True, True]
+    assert found == {
+        "ewc": early, "mas": early, "si": never, "afec": early, "official": early, "interleaved": early, "off": always
+    }  # fmt: skip
+    assert Late(1.0).acts_later({})
+    assert not EWC(1.0).acts_later({})
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["the old one lives on", "the old one is gone"])
+def test_theta_e_follows_the_rate_of_an_optimiser_that_has_not_stepped_yet(setting, kept):
+    guard, old = AFEC(1.0, schedule="interleaved"), []
+    learn(setting, guard, setting.tasks[0])
+    with guard.learning(setting.model, setting.optimizer, setting.tasks[1], setting.loss) as task:
+        for rate in (1e-2, 3e-3, 1e-3):
+            old.append(setting.optimizer if kept else None)
+            setting.optimizer = torch.optim.Adam(setting.model.parameters(), rate)
+            task.epoch(setting.optimizer)
+            assert task.flights["afec"]["lrs"] == [rate]
+            setting.train(setting.tasks[1], 1)
+            task.epoch()  # one that has stepped is known
+            assert task.flights["afec"]["lrs"] == [rate]
+
+
+def test_samples_of_fisher_passes_are_counted(setting):
+    guard = EWC(1.0) + AFEC(1.0, epochs=2)
+    first = learn(setting, guard, setting.tasks[0])
+    assert first.samples_measured == 48  # EWC's Fisher at the end
+    with guard.learning(setting.model, setting.optimizer, setting.tasks[1], setting.loss) as task:
+        assert task.samples_measured == 48  # F_e at the entry
+        setting.train(setting.tasks[1], 1)
+    assert task.samples_measured == 96
+
+
+def test_aborting_the_first_task_gives_the_seed_back(setting):
+    guard = EWC(1.0)
+    arguments = (setting.model, setting.optimizer, setting.tasks[0], setting.loss)
+    torch.manual_seed(5)
+    guard.begin(*arguments)
+    assert guard.state_dict()["seed"] == 5
+    guard.task.abort()
+    assert guard.state_dict()["seed"] is None
+    torch.manual_seed(6)
+    with pytest.raises(KeyboardInterrupt), guard.learning(*arguments):
+        raise KeyboardInterrupt
+    assert guard.state_dict()["seed"] is None
+    torch.manual_seed(7)
+    learn(setting, guard, setting.tasks[0])
+    assert guard.state_dict()["seed"] == 7
+    guard.begin(setting.model, setting.optimizer, setting.tasks[1], setting.loss).abort()
+    assert guard.state_dict()["seed"] == 7  # of a later task it is the guard's own

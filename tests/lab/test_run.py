@@ -1,5 +1,6 @@
 """One run: the numbers of a hand-written loop, references, resume from any epoch."""
 
+import fcntl
 import json
 import sys
 from dataclasses import asdict
@@ -180,25 +181,105 @@ def test_checkpoints_are_written_inside_a_task_too(tmp_path, monkeypatch):
     assert len(set(times)) == len(times) == 6
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
-def test_a_damaged_checkpoint_is_a_new_start_and_the_events_say_so(damage, tmp_path, whole):
-    config = quick_config("ewc+afec", "three")
-    stopped_after(6, config, tmp_path)
-    directory = RunDirectory.of(tmp_path, config, 0)
-    content = directory.checkpoint.read_bytes()
-    directory.checkpoint.write_bytes({"cut": content[:-200], "empty": b"", "other": b"x" * 500}[damage])
-    run(config, 0, tmp_path)
-    assert (directory.path / "accuracy.csv").read_bytes() == (whole("ewc+afec").path / "accuracy.csv").read_bytes()
-    (note,) = [event["text"] for event in directory.events() if event["event"] == "note"]
-    assert note.startswith("started anew: ")
+DAMAGE = {"cut": lambda content: content[:-200], "empty": lambda content: b"", "other": lambda content: b"x" * 500}
+
+
+def damaged(config, root, damage, files):
+    """A run that was stopped in its second task, with the first so many of its checkpoints damaged."""
+    stopped_after(6, config, root)
+    directory = RunDirectory.of(root, config, 0)
+    assert [file.exists() for file in directory.checkpoints] == [True, True]
+    for file in directory.checkpoints[:files]:
+        content = file.read_bytes()
+        file.unlink()  # one file may have both names
+        file.write_bytes(DAMAGE[damage](content))
+    return directory
+
+
+def notes(directory):
+    return [event["text"] for event in directory.events() if event["event"] == "note"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_goes_on_from_the_one_before_it_and_says_so(damage, tmp_path, whole):
+    config, seen = quick_config("ewc+afec", "three"), []
+    directory = damaged(config, tmp_path, damage, 1)
+    with pytest.warns(RuntimeWarning, match="went on from the checkpoint before it: .*checkpoint.safetensors"):
+        run(config, 0, tmp_path, seen.append)
+    # From the end of the first task; θ_e of the second is known from before the stop.
+    assert (seen[0].task, seen[0].phase, seen[0].epoch.number) == (1, "train", 1)
+    (note,) = notes(directory)
+    assert note.startswith("went on from the checkpoint before it: ")
     assert "checkpoint.safetensors" in note
+    assert (directory.path / "accuracy.csv").read_bytes() == (whole("ewc+afec").path / "accuracy.csv").read_bytes()
+    assert (directory.epochs, directory.samples) == (whole("ewc+afec").epochs, whole("ewc+afec").samples)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_two_damaged_checkpoints_are_a_new_start_and_the_events_say_so(damage, tmp_path, whole):
+    config = quick_config("ewc+afec", "three")
+    directory = damaged(config, tmp_path, damage, 2)
+    with pytest.warns(RuntimeWarning, match="started anew: .*checkpoint"):
+        run(config, 0, tmp_path)
+    found = notes(directory)
+    assert len(found) == 2
+    assert all(note.startswith("started anew: ") for note in found)
+    assert "checkpoint.safetensors" in found[0]
+    assert "checkpoint-before.safetensors" in found[1]
+    assert (directory.path / "accuracy.csv").read_bytes() == (whole("ewc+afec").path / "accuracy.csv").read_bytes()
     assert directory.epochs == whole("ewc+afec").epochs  # of what was written twice, the last counts
+
+
+def test_a_damaged_checkpoint_never_takes_the_place_of_the_whole_one_before_it(tmp_path, monkeypatch):
+    """Stopped again while the next checkpoint is written: there is still one to go on from."""
+    config = quick_config("ewc+afec", "three")
+    directory = damaged(config, tmp_path, "cut", 1)
+
+    def stop(path, tree):
+        raise Stop
+
+    monkeypatch.setattr("afec.lab.directory.save_tree", stop)
+    with pytest.warns(RuntimeWarning, match="went on from"), pytest.raises(Stop):
+        run(config, 0, tmp_path)
+    state, faults = directory.load_checkpoint()
+    assert state["tasks_done"] == 1
+    assert faults == []
+    assert len(notes(directory)) == 1
+
+
+def test_while_it_runs_a_run_is_locked_and_has_two_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["afec.lab.run"], "CHECKPOINT_SECONDS", 0.0)
+    config, seen = quick_config("ewc", "three"), []
+    directory = RunDirectory.of(tmp_path, config, 0)
+
+    def look(phase):
+        with (directory.path / "lock").open("a") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append([load_tree(f)["learner"]["inside"] is not None for f in directory.checkpoints if f.exists()])
+
+    run(config, 0, tmp_path, look)
+    # After the first epoch of a task the last checkpoint is of the end of the task before, which is between two tasks.
+    assert seen == [[], [True], [False, True], [True, False], [False, True], [True, False]]
+    assert not any(file.exists() for file in directory.checkpoints)
+
+
+def test_what_earlier_processes_took_is_part_of_the_cost(tmp_path):
+    config = quick_config("ewc", "three")
+    stopped_after(3, config, tmp_path)
+    directory = RunDirectory.of(tmp_path, config, 0)
+    before = {"wall_seconds": 1e6, "cpu_seconds": 2e6, "peak_memory_mb": 3e6}
+    directory.save_checkpoint({**load_tree(directory.checkpoint), "cost": before})
+    run(config, 0, tmp_path)
+    cost = json.loads((directory.path / "DONE").read_text())
+    assert cost["wall_seconds"] > 1e6
+    assert cost["cpu_seconds"] > 2e6
+    assert cost["peak_memory_mb"] == 3e6
 
 
 def test_a_run_that_was_stopped_just_before_its_end_is_only_finished(tmp_path, monkeypatch, whole):
     config = quick_config("ewc+afec", "three")
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "finish", lambda self, wall: None)  # as if the machine had stopped there
+        patch.setattr(RunDirectory, "finish", lambda self, cost: None)  # as if the machine had stopped there
         directory = run(config, 0, tmp_path)
     assert not directory.done
     assert directory.checkpoint.exists()

@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +17,8 @@ from safetensors import safe_open
 from small_lab import quick_config
 
 from afec.lab import RunConfig, RunDirectory, RunError, build, find_runs, run
-from afec.lab.directory import COLUMNS, Row
+from afec.lab import directory as directory_module
+from afec.lab.directory import COLUMNS, Row, environment
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,11 @@ def finished(tmp_path_factory):
 
 def test_the_files_are_those_that_the_docstring_names(finished):
     found = {str(path.relative_to(finished.path)) for path in finished.path.rglob("*") if path.is_file()}
-    assert found == {"config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task5.safetensors", "DONE"}
+    assert found == {
+        "config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task5.safetensors", "DONE", "lock"
+    }  # fmt: skip
+    named = {line.split()[0].replace("<k>", "5") for line in (directory_module.__doc__ or "").splitlines()[2:] if line}
+    assert named == found | {"FAILED", "checkpoint.safetensors", "checkpoint-before.safetensors"}
     config = finished.config
     assert finished.path.parts[-4:] == ("quick", "ewc+afec", config.hash, "seed0")
     assert finished.done
@@ -62,7 +69,11 @@ def test_events_have_every_epoch_and_every_task(finished):
     assert [task["epochs_theta_e"] for task in tasks] == [0, 2, 2, 2, 2]
     assert finished.epochs == 5 * 2 + 4 * 2
     stream, _ = build(finished.config, 0)
-    assert finished.samples == sum(task.train.size * (2 + 2 * (number > 0)) for number, task in enumerate(stream.tasks))
+    passes = [2 + 1] + [2 + 2 + 2] * 4  # EWC's Fisher in every task; θ_e and F_e from the second on
+    assert finished.samples == sum(n * task.train.size for n, task in zip(passes, stream.tasks, strict=True))
+    for task in tasks:
+        phases = {"train", "fisher", "evaluate"} | ({"expand"} if task["task"] > 1 else set())
+        assert set(task["seconds"]) == set(task["cpu_seconds"]) == phases
     for event in events:
         if event["event"] == "epoch":
             assert set(event) == {"event", "task", "phase", "number", "lr", "loss", "best"}
@@ -71,6 +82,36 @@ def test_events_have_every_epoch_and_every_task(finished):
 def test_env_json_says_where_it_ran(finished):
     env = json.loads((finished.path / "env.json").read_text())
     assert {"afec", "python", "torch", "numpy", "commit", "machine", "processor", "threads", "started"} <= set(env)
+
+
+def git(folder, *words):
+    who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+    return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_is_that_of_our_own_checkout_and_of_no_other(tmp_path, monkeypatch):
+    file = tmp_path / "venv" / "directory.py"
+    file.parent.mkdir()
+    file.write_text("")
+    (tmp_path / "theirs").write_text("")
+    monkeypatch.setattr(directory_module, "__file__", str(file))
+    assert environment()["commit"] == ""  # no repository at all
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "theirs")
+    git(tmp_path, "commit", "-qm", "somebody's own project")
+    assert environment()["commit"] == ""  # a package that was installed inside it
+    git(tmp_path, "add", "venv")
+    git(tmp_path, "commit", "-qm", "as if it were ours")
+    assert environment()["commit"] == git(tmp_path, "rev-parse", "HEAD")
+    file.write_text("changed")
+    assert environment()["commit"] == git(tmp_path, "rev-parse", "HEAD") + "+changed"
+
+
+def test_done_says_what_it_took(finished):
+    cost = json.loads((finished.path / "DONE").read_text())
+    assert set(cost) == {"wall_seconds", "cpu_seconds", "peak_memory_mb"}
+    assert all(value > 0 for value in cost.values())
 
 
 def test_weights_are_those_of_the_net(finished):
@@ -177,4 +218,4 @@ def test_a_changed_configuration_never_overwrites_another_and_a_finished_run_is_
     assert run(quick_config("ewc", "tiny"), 0, tmp_path, on_phase=lambda phase: pytest.fail("it ran")) == first
     assert stamps(first) == before
     assert find_runs(tmp_path) == sorted([first, second, third], key=lambda run: run.path)
-    assert tomllib.loads((second.path / "config.toml").read_text())["settings"] == {"ewc": {"strength": 20}}
+    assert tomllib.loads((second.path / "config.toml").read_text())["settings"]["ewc"]["strength"] == 20

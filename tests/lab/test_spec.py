@@ -1,5 +1,6 @@
 """Benchmarks as TOML: what they mean, and what is said about every kind of slip."""
 
+import inspect
 from contextlib import suppress
 
 import pytest
@@ -7,10 +8,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from small_lab import TEXT, quick, quick_config, quick_file
 
+import afec
 from afec.cli import main
-from afec.lab import SpecError, benchmark_names, load_benchmark, resolve
+from afec.lab import SpecError, benchmark_names, load_benchmark, plan, resolve
 from afec.lab.config import grid, parse_set
+from afec.lab.spec import parse_benchmark
 from afec.methods.expression import METHODS
+from afec.methods.presets import PRESETS
+from afec.nets import NETS
+from afec.streams import STREAMS
 
 
 def test_every_benchmark_of_the_package_is_valid_for_every_method_at_every_scale():
@@ -26,6 +32,12 @@ def test_every_benchmark_of_the_package_is_valid_for_every_method_at_every_scale
             assert resolve(benchmark, f"ewc@{variant}").variant == variant
 
 
+def weights(method, /, **sections):
+    """λ and λ_e of a row."""
+    settings = quick_config(method, **sections).settings
+    return {term: table["forgetting" if term == "afec" else "strength"] for term, table in settings.items()}
+
+
 def test_scales_variants_sums_and_sets_lie_on_top_of_each_other():
     assert quick_config("ewc").training["max_epochs"] == 2
     assert quick_config("ewc@long").training["max_epochs"] == 4
@@ -33,9 +45,9 @@ def test_scales_variants_sums_and_sets_lie_on_top_of_each_other():
     assert quick_config("ewc", "tiny").training["max_epochs"] == 1
     assert quick_config("ewc@long", "tiny").training["max_epochs"] == 4
     assert quick_config("ewc@long", "tiny", training={"max_epochs": 9}).training["max_epochs"] == 9
-    assert quick_config("ewc+afec").settings == {"ewc": {"strength": 10}, "afec": {"forgetting": 1}}
-    assert quick_config("afec + MAS").settings == {"mas": {"strength": 1}, "afec": {"forgetting": 0.5}}
-    assert quick_config("mas+afec", method={"afec": {"forgetting": 7}}).settings["afec"] == {"forgetting": 7}
+    assert weights("ewc+afec") == {"ewc": 10, "afec": 1}
+    assert weights("afec + MAS") == {"mas": 1, "afec": 0.5}
+    assert weights("mas+afec", method={"afec": {"forgetting": 7}}) == {"mas": 1, "afec": 7}
 
 
 def test_terms_are_sorted():
@@ -45,6 +57,85 @@ def test_terms_are_sorted():
 
 def test_patience_can_be_switched_off():
     assert quick_config("ewc", training={"patience": "off"}).schedule.patience is None
+
+
+def test_every_default_and_what_a_preset_says_is_written_out():
+    config = quick_config("ewc+afec", method={"afec": {"preset": "official"}})
+    fisher = {"fisher": "auto", "fisher_batch": 20, "fisher_dropout": False}
+    assert config.settings == {
+        "ewc": {"preset": "default", **fisher, "strength": 10},
+        "afec": {
+            "preset": "official", "fisher": "batched", "fisher_batch": 20, "fisher_dropout": True,
+            "expand_from": "carry", "schedule": "interleaved", "forgetting": 1,
+        },
+    }  # fmt: skip
+    assert config.net == {"name": "digits", "channels": 4, "features": 8, "zero_heads": False}
+    plain = resolve(parse_benchmark(TEXT.replace("tasks = 5\n", "").replace("channels = 4\n", ""), "q", "q"), "ewc")
+    for section, record in (("stream", STREAMS["digits"]), ("net", NETS["digits"])):
+        defaults = {p.name: p.default for p in inspect.signature(record.function).parameters.values()}
+        (missing,) = {"stream": ["tasks"], "net": ["channels"]}[section]
+        assert getattr(plain, section)[missing] == defaults[missing]
+
+
+@pytest.mark.parametrize(
+    ("method", "sections"),
+    [
+        ("ewc", {"method": {"ewc": {"fisher": "auto"}}}),
+        ("ewc", {"method": {"ewc": {"preset": "default", "fisher_dropout": False, "fisher_batch": 20}}}),
+        ("ewc", {"method": {"ewc": {"strength": 10.0}}}),
+        ("si", {"method": {"si": {"clamp": True}}}),
+        ("ewc+afec", {"method": {"afec": {"schedule": "sequential"}}}),
+        ("ewc", {"net": {"zero_heads": False}}),
+        ("ewc", {"training": {"momentum": 0.9}}),
+    ],
+    ids=str,
+)
+def test_a_default_that_is_given_is_the_same_run(method, sections):
+    assert quick_config(method, **sections).hash == quick_config(method).hash
+
+
+def test_what_a_preset_says_is_in_the_hash(monkeypatch):
+    before = quick_config("ewc").hash
+    assert quick_config("ewc", method={"ewc": {"preset": "official"}}).hash != before
+    monkeypatch.setitem(PRESETS["default"]["ewc"], "fisher_batch", 21)
+    assert quick_config("ewc").hash != before
+
+
+FLAGS = [
+    (afec.SI, "clamp"), (afec.SI, "half"), (afec.SI, "rewind"), (afec.RWALK, "clamp"), (afec.MAS, "dropout"),
+    (afec.EWC, "fisher_dropout"), (afec.AFEC, "fisher_dropout"),
+]  # fmt: skip
+
+WEIGHT = {name: "forgetting" if name == "afec" else "strength" for name in METHODS}
+
+
+@pytest.mark.parametrize(("method", "flag"), FLAGS, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize("word", ["no", "false", 0, 1])
+def test_a_flag_is_true_or_false_and_no_word(method, flag, word):
+    with pytest.raises(ValueError, match=f"{flag} must be True or False; got {word!r}"):
+        method(1.0, **{flag: word})
+    with pytest.raises(SpecError, match=f"method {method.name}: .*{flag} must be True or False; got {word!r}"):
+        quick_config(method.name, method={method.name: {WEIGHT[method.name]: 1, flag: word}})
+
+
+@pytest.mark.parametrize("word", ["False", "false", "FALSE"])
+def test_a_flag_on_the_command_line_is_what_it_says(word):
+    (changes,) = grid([f"method.si.clamp={word}"])
+    assert changes == {"method": {"si": {"clamp": False}}}
+    assert resolve(quick(), "si", sets=changes).settings["si"]["clamp"] is False
+    assert parse_set("method.si.clamp=True,no") == (["method", "si", "clamp"], [True, "no"])
+
+
+def test_two_benchmarks_of_equal_content_are_both_run(tmp_path):
+    files = []
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.toml").write_text(TEXT)
+        files.append(str(tmp_path / f"{name}.toml"))
+    jobs = plan(files, ["ewc", "afec+ewc", "ewc+afec"], [0, 1])
+    assert [(job.config.benchmark, job.config.method, job.seed) for job in jobs] == [
+        (name, method, seed) for seed in (0, 1) for name in ("one", "other") for method in ("ewc", "ewc+afec")
+    ]
+    assert len({job.config.hash for job in jobs}) == 2
 
 
 def changed(old, new):
@@ -63,6 +154,13 @@ SLIPS = {
     "training key": (changed("batch_size = 16", "batchsize = 16"), "training.batchsize", "batch_size"),
     "training type": (changed("lr = 1e-2", 'lr = "fast"'), "training.lr", "number"),
     "training value": (changed("max_epochs = 2\n", "max_epochs = 0\n"), "training", "at least 1; got 0"),
+    "momentum": (changed("patience = 1", "momentum = 1.5"), "toml: training: Schedule needs", "got momentum=1.5"),
+    "in a variant": (
+        changed("training = { max_epochs = 4 }", "training = { weight_decay = -1 }"), "toml: variant.long.training: Schedule",
+        "weight_decay=-1",
+    ),
+    "no number": (changed("patience = 1", "decay = nan"), "toml: training: Schedule needs", "decay=nan"),
+    "name": ('name = "mine"\n' + TEXT, "toml: name: unknown key", "a benchmark is called as its file is"),
     "training choice": (changed("patience = 1", 'optimizer = "adamw"'), "training.optimizer", "'adam' or 'sgd'"),
     "method": (changed("[method.si]", "[method.sy]"), "method.sy", "si"),
     "setting": (changed("strength = 10", "strenght = 10"), "method.ewc", "strength"),
@@ -92,6 +190,7 @@ def test_every_slip_is_named_with_its_file_its_key_and_the_nearest_valid_one(sli
     assert shown.err.count("\n") == 1 or slip == "no TOML"
     assert key in shown.err
     assert hint in shown.err
+    assert "batch_size" not in shown.err or slip == "training key"  # the section is not poured out
     assert shown.out == ""
     assert not (tmp_path / "runs").exists()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 import afec
-from afec.learner import Learner, Schedule
+from afec.learner import Learned, Learner, Schedule
 from afec.nets import MultiHead
 from afec.randomness import forked
 from afec.streams import Split, Task, digits
@@ -59,6 +61,11 @@ def small_net(tasks: list[Task]) -> MultiHead:
 def small_learner(tasks: list[Task], guard: afec.Guard | None = None, **options: object) -> Learner:
     """A learner that is quick."""
     return Learner(small_net(tasks), guard, **{"schedule": SHORT, "seed": 3, **options})
+
+
+def numbers(took: list[Learned]) -> list[Learned]:
+    """What learning took, without the clocks."""
+    return [replace(one, seconds={}, cpu_seconds={}) for one in took]
 
 
 def same(one: object, other: object) -> bool:

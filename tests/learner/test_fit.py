@@ -1,7 +1,9 @@
 """The training loop: the plateau rule by hand, the best weights back, nothing random from outside."""
 
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -217,13 +219,21 @@ def test_divergence_is_an_error():
         fit(nn.Linear(1, 1), Schedule(), loss=lambda model, batch: mse(model, batch) * float("nan")).run()
 
 
+class Noise(nn.Module):
+    """Draws from all three generators in every training step."""
+
+    def forward(self, x):
+        return x * (0.5 + random.random()) * (0.5 + np.random.rand()) * (0.5 + torch.rand(())) if self.training else x
+
+
+@pytest.mark.parametrize("noise", [lambda: nn.Dropout(0.5), Noise], ids=["dropout", "random and numpy"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_fit_goes_on_after_any_epoch_bit_for_bit(optimizer):
+def test_a_fit_goes_on_after_any_epoch_bit_for_bit(optimizer, noise):
     schedule = Schedule(batch_size=8, lr=0.05, patience=1, optimizer=optimizer, max_epochs=8)
 
     def model():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        return nn.Sequential(nn.Linear(1, 8), noise(), nn.Linear(8, 1))
 
     def copied(tree):
         if isinstance(tree, dict):
@@ -254,6 +264,13 @@ def test_a_fit_goes_on_after_any_epoch_bit_for_bit(optimizer):
         ({"lr": 0.0, "lr_min": 0.0}, "lr=0.0"),
         ({"lr": math.nan}, "lr=nan"),
         ({"decay": 1.0}, "decay=1.0"),
+        ({"decay": math.nan}, "decay=nan"),
+        ({"decay": math.inf}, "decay=inf"),
+        ({"momentum": 1.0}, "needs 0 <= momentum < 1 and weight_decay >= 0; got momentum=1.0"),
+        ({"momentum": -0.1}, "momentum=-0.1"),
+        ({"momentum": math.nan}, "momentum=nan"),
+        ({"weight_decay": -1e-4}, "weight_decay=-0.0001"),
+        ({"weight_decay": math.nan}, "weight_decay=nan"),
         ({"optimizer": "adamw"}, "must be 'adam' or 'sgd'; got 'adamw'"),
         ({"select": "best"}, "must be 'penalised', 'old-penalised' or 'loss'; got 'best'"),
     ],

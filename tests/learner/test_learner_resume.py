@@ -4,10 +4,11 @@ import io
 from dataclasses import replace
 
 import pytest
-from small_learning import few_tasks, same, small_learner
+from small_learning import SHORT, few_tasks, numbers, same, small_learner
 
 import afec
 from afec.files import load_tree, save_tree
+from afec.streams import Split
 
 BASES = {"ewc": afec.EWC, "mas": afec.MAS, "si": afec.SI, "rwalk": afec.RWALK}
 
@@ -34,15 +35,11 @@ GUARDS = {
 }
 
 
-def numbers(took):
-    return [replace(one, seconds={}) for one in took]
-
-
 class Story:
     """A whole stream learned without a stop, with the state after every epoch and every task as a file."""
 
-    def __init__(self, make, folder, **options):
-        self.make, self.options, self.tasks = make, options, few_tasks(3)
+    def __init__(self, make, folder, tasks=None, **options):
+        self.make, self.options, self.tasks = make, options, tasks or few_tasks(3)
         self.files, self.places = [], []
 
         def save(place):
@@ -89,8 +86,6 @@ def test_going_on_from_any_epoch(name, tmp_path):
 
 @pytest.mark.parametrize("options", [{"optimizer": "sgd"}, {"best_weights": False}, {"patience": None}], ids=str)
 def test_going_on_under_other_schedules(options, tmp_path):
-    from small_learning import SHORT
-
     story = Story(GUARDS["si"], tmp_path, schedule=replace(SHORT, lr=1e-2, **options))
     for file in story.files[-4:]:
         story.check(file)
@@ -116,3 +111,72 @@ def test_states_are_plain_data():
     torch.save(learner.state_dict(), file)
     file.seek(0)
     assert same(dict(torch.load(file, weights_only=True)), learner.state_dict())
+
+
+@pytest.mark.parametrize("name", ["afec official", "ewc+afec official"])
+def test_theta_e_follows_the_rate_over_several_decays_and_goes_on_after_each(name, tmp_path):
+    """Wrong labels to validate on: the better it learns, the worse it looks, and the rate falls after every other epoch."""
+    wrong = [replace(t, validation=Split(t.validation.inputs, 1 - t.validation.targets)) for t in few_tasks(2)]
+    schedule = replace(SHORT, max_epochs=6, lr_min=1e-6)
+    make, rates = {**GUARDS, "afec official": lambda: afec.AFEC(0.5, preset="official")}[name], []
+
+    def look(phase):
+        if phase.task == 1:
+            rates.append((phase.epoch.lr, *learner.guard.task.flights["afec"]["lrs"]))
+
+    learner = small_learner(wrong, make(), schedule=schedule, on_phase=look)
+    for task in wrong:
+        learner.learn(task)
+    assert len({main for main, _ in rates}) >= 3
+    assert [theta_e for _, theta_e in rates] == [main for main, _ in rates]
+    story = Story(make, tmp_path, wrong, schedule=schedule)
+    assert same(story.end, learner.state_dict())
+    inside = [file for place, file in zip(story.places, story.files, strict=True) if place[:2] == (1, "train")]
+    for file in inside:
+        story.check(file)
+
+
+def in_the_middle(tmp_path, phase, guard):
+    """A file of a learner in the middle of its second task, and the tasks."""
+    tasks, file = few_tasks(3), tmp_path / "middle.safetensors"
+
+    def save(at):
+        if (at.task, at.phase, at.epoch.number) == (1, phase, 1):
+            learner.save(file)
+
+    learner = small_learner(tasks, guard, on_phase=save)
+    for task in tasks[:2]:
+        learner.learn(task)
+    return tasks, file, learner
+
+
+@pytest.mark.parametrize("phase", ["theta_e", "train"])
+def test_a_learner_that_was_loaded_in_the_middle_of_a_task_refuses_another_one(phase, tmp_path):
+    tasks, file, whole = in_the_middle(tmp_path, phase, GUARDS["ewc+afec"]())
+    learner = small_learner(tasks, GUARDS["ewc+afec"]()).load(file)
+    assert (learner.state_dict()["inside"]["task"], learner.state_dict()["inside"]["phase"]) == (tasks[1].name, phase)
+    message = f"in the middle of the task '{tasks[1].name}', so that is to be learned next; got '{tasks[2].name}'"
+    for _ in range(2):  # and nothing of it is lost by asking
+        with pytest.raises(ValueError, match=message):
+            learner.learn(tasks[2])
+    learner.learn(tasks[1])
+    assert learner.state_dict()["inside"] is None
+    assert same(learner.state_dict(), whole.state_dict())
+    learner.learn(tasks[2])
+
+
+def test_nothing_unfinished_is_left_over_where_the_phase_does_not_come_again(tmp_path):
+    """Saved while θ_e was trained, and gone on without active forgetting: there is no θ_e to go on with."""
+    tasks, file, _ = in_the_middle(tmp_path, "theta_e", GUARDS["ewc+afec"]())
+    learner = small_learner(tasks, afec.EWC(1.0) + afec.AFEC(0.0)).load(file)
+    assert learner.learn(tasks[1]).epochs_theta_e == 0
+    assert learner.state_dict()["inside"] is None
+    learner.learn(tasks[2])
+
+
+@pytest.mark.parametrize(("phase", "measured"), [("theta_e", 0), ("train", 48)])
+def test_samples_of_fisher_passes_before_the_stop_are_counted_once(phase, measured, tmp_path):
+    tasks, file, _ = in_the_middle(tmp_path, phase, GUARDS["ewc+afec"]())
+    learner = small_learner(tasks, GUARDS["ewc+afec"]()).load(file)
+    assert learner.state_dict()["inside"]["measured"] == measured  # F_e comes after θ_e and before θ
+    assert learner.learn(tasks[1]).samples == (2 + 2) * 48 + 48 + 48

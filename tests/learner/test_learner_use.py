@@ -186,26 +186,40 @@ def test_the_expansion_is_trained_by_the_schedule_and_counted():
     learner, took = learned(tasks, afec.EWC(1.0) + afec.AFEC(0.1), on_phase=lambda p: phases.append((p.task, p.phase)))
     assert phases == [(0, "train")] * 2 + [(1, "theta_e")] * 2 + [(1, "train")] * 2
     assert [t.epochs_theta_e for t in took] == [0, 2]
-    assert [t.samples for t in took] == [2 * 48, (2 + 2) * 48]
-    assert all(seconds >= 0 for t in took for seconds in t.seconds.values())
-    assert took[1].seconds["theta_e"] > 0
+    assert [t.samples for t in took] == [(2 + 1) * 48, (2 + 2 + 2) * 48]  # EWC's Fisher; then F_e as well
+    for seconds in (took[0].seconds, took[0].cpu_seconds):
+        assert set(seconds) == {"fisher", "train"}
+    for seconds in (took[1].seconds, took[1].cpu_seconds):
+        assert set(seconds) == {"fisher", "expand", "train"}
+        assert all(value >= 0 for value in seconds.values())
+    assert took[1].seconds["expand"] > 0
 
 
 @pytest.mark.parametrize(
-    ("afec_term", "epochs"),
+    ("afec_term", "epochs", "passes"),
     [
-        (lambda: afec.AFEC(0.1, epochs=5), 5),
-        (lambda: afec.AFEC(0.1, preset="official"), 2),
-        (lambda: afec.AFEC(0.1, schedule="interleaved"), 2),
-        (lambda: afec.AFEC(0.0), 0),
+        (lambda: afec.AFEC(0.1, epochs=5), 5, 1),
+        (lambda: afec.AFEC(0.1, preset="official"), 2, 2),  # a new F_e every epoch
+        (lambda: afec.AFEC(0.1, schedule="interleaved"), 2, 2),
+        (lambda: afec.AFEC(0.0), 0, 0),
     ],
     ids=["own epochs", "official", "interleaved", "off"],
 )
-def test_an_expansion_that_afec_trains_itself_is_counted_too(afec_term, epochs):
+def test_an_expansion_that_afec_trains_itself_is_counted_too(afec_term, epochs, passes):
     tasks = few_tasks(2)
     _, took = learned(tasks, afec.EWC(1.0) + afec_term())
     assert [t.epochs_theta_e for t in took] == [0, epochs]
-    assert took[1].samples == (2 + epochs) * 48
+    assert took[1].samples == (2 + epochs + passes + 1) * 48  # the last one is EWC's own Fisher
+
+
+@pytest.mark.parametrize(
+    ("guard", "passes"),
+    [(None, 0), (lambda: afec.SI(1.0), 0), (lambda: afec.MAS(1.0), 1), (lambda: afec.EWC(1.0, fisher="sample"), 1)],
+    ids=["finetune", "si", "mas", "sampled ewc"],
+)
+def test_samples_of_importance_passes_are_part_of_the_cost(guard, passes):
+    _, took = learned(few_tasks(2), guard and guard())
+    assert [t.samples for t in took] == [(2 + passes) * 48] * 2
 
 
 @pytest.mark.parametrize("preset", ["default", "official"])
@@ -324,3 +338,16 @@ def test_a_single_task_that_was_not_learned_is_refused():
     tasks = few_tasks(2)
     with pytest.raises(ValueError, match="was learned; the tasks so far are"):
         small_learner(tasks).evaluate(tasks[1])
+
+
+def test_a_task_that_was_not_learned_cannot_take_the_place_of_one_that_was():
+    tasks = few_tasks(3)
+    learner, _ = learned(tasks[:2])
+    wide = small_learner(tasks)
+    for task in tasks[:2]:
+        wide.learn(task)
+    for order in ([tasks[2]], [tasks[0], tasks[2]]):  # through the head of the first, of the second
+        for one in (learner, wide):
+            with pytest.raises(ValueError, match=f"no task '{tasks[2].name}' was learned"):
+                one.evaluate(order)
+    assert wide.evaluate([tasks[1], tasks[0]]) == wide.evaluate(tasks)[1::-1]  # learned ones in any order

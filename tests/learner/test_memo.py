@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_learning import SHORT, few_tasks, same, small_learner
+from small_learning import SHORT, few_tasks, numbers, same, small_learner
 from torch import nn
 
 import afec
@@ -19,6 +19,8 @@ GUARDS = {
     "ewc+afec": lambda: afec.EWC(1.0) + afec.AFEC(0.5),
     "si": lambda: afec.SI(1.0),
     "rwalk+afec": lambda: afec.RWALK(1.0) + afec.AFEC(0.5),
+    "afec official": lambda: afec.AFEC(0.5, preset="official"),
+    "afec interleaved": lambda: afec.AFEC(0.5, schedule="interleaved"),
     "official": lambda: afec.EWC(1.0, preset="official") + afec.AFEC(0.5, preset="official"),
 }
 
@@ -27,7 +29,7 @@ def learned(guard, memo=None, tasks=2):
     """The learner's end, what it took, and the (task, phase) of each epoch that was really run."""
     stream, ran = few_tasks(tasks), []
     learner = small_learner(stream, guard, memo=memo, on_phase=lambda p: ran.append((p.task, p.phase)))
-    took = [replace(learner.learn(task), seconds={}) for task in stream]
+    took = numbers([learner.learn(task) for task in stream])
     return learner.state_dict(), took, ran
 
 
@@ -40,6 +42,28 @@ def test_what_was_trained_once_is_not_trained_again_and_no_bit_changes(name, tmp
         again, took_again, _ = learned(GUARDS[name](), memo)
         assert same(again, state)
         assert took_again == took
+
+
+@pytest.mark.parametrize("name", ["afec official", "afec interleaved"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_guard_that_begins_to_pull_inside_the_task_shares_nothing_with_fine_tuning(name, turned, tmp_path):
+    """Before the first epoch of the second task an interleaved AFEC pulls at nothing, as fine-tuning never does."""
+    names = ["finetune", name][:: -1 if turned else 1]
+    alone = {each: learned(GUARDS[each]())[:2] for each in names}
+    assert not same(alone[name][0]["net"], alone["finetune"][0]["net"])
+    memo = Memo(tmp_path)
+    for each in names:
+        state, took, _ = learned(GUARDS[each](), memo)
+        assert same(state, alone[each][0])
+        assert took == alone[each][1]
+
+
+def test_what_is_kept_is_the_first_task_and_theta_e_only(tmp_path):
+    for place, name in enumerate(GUARDS):
+        memo = Memo(tmp_path / str(place))
+        ran, again = (learned(GUARDS[name](), memo)[2] for _ in range(2))
+        kept = {(1, "theta_e")} if name in ("si", "rwalk+afec") else {(0, "train"), (1, "theta_e")}
+        assert again == [phase for phase in ran if phase not in kept]
 
 
 def test_what_is_spared(tmp_path):
@@ -84,3 +108,34 @@ def test_everything_that_matters_is_in_the_name(tmp_path):
     ]
     assert len(set(different)) == len(different)
     assert path() == path(task=replace(task, test=other.test)) == different[0]
+
+
+class ReLU(nn.ReLU):
+    """Another layer that calls itself the same."""
+
+    def forward(self, x):
+        return x.square()
+
+
+def test_which_weights_train_types_processor_and_version_are_in_the_name(tmp_path, monkeypatch):
+    (task,) = few_tasks(1)
+    memo = Memo(tmp_path)
+
+    def path(layer=nn.ReLU, frozen=False):
+        torch.manual_seed(0)
+        backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), layer())
+        backbone[1].weight.requires_grad_(not frozen)
+        net = MultiHead(backbone, [2], features=4)
+        loss = HeadLoss(0, task.loss, Machine())
+        return memo.path(Fit(net, Batches(task.train), Batches(task.validation), loss, SHORT, 0, Machine()))
+
+    assert repr(ReLU()) == repr(nn.ReLU())
+    different = [path(), path(layer=ReLU), path(frozen=True)]
+    with monkeypatch.context() as patch:
+        patch.setattr("afec.learner.memo.processor", lambda: "another one")
+        different.append(path())
+    with monkeypatch.context() as patch:
+        patch.setattr("afec.learner.memo.metadata.version", lambda name: "99.0")
+        different.append(path())
+    assert len(set(different)) == 5
+    assert path() == different[0]

@@ -5,7 +5,7 @@ from afec.guard.borrow import load, snapshot
 from afec.guard.expansion import OptimizerFactory, learns_something, optimizers_for_theta_e, train_theta_e
 from afec.guard.gradients import GradientUsedTwiceError
 from afec.guard.marks import WeightMovedError
-from afec.guard.options import FisherOptions, checked_weight, one_of
+from afec.guard.options import FisherOptions, checked_flag, checked_weight, one_of
 from afec.guard.problem import HasGuardedParameters, Params
 from afec.guard.rehearsal import rehearsed_steps
 from afec.guard.steps import Step, bookmarked, returned
@@ -26,6 +26,7 @@ __all__ = [
     "Term",
     "WeightMovedError",
     "bookmarked",
+    "checked_flag",
     "checked_weight",
     "learns_something",
     "load",

@@ -8,7 +8,7 @@ from typing import Literal
 
 from afec.fisher import KINDS, Kind
 
-__all__ = ["FisherOptions", "checked_weight", "one_of"]
+__all__ = ["FisherOptions", "checked_flag", "checked_weight", "one_of"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class FisherOptions:
 
     def __post_init__(self) -> None:
         one_of("fisher", self.kind, ("auto", *KINDS))
-        if not (isinstance(self.batch_size, int) and self.batch_size >= 1):
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise ValueError(f"fisher_batch must be an integer ≥ 1; got {self.batch_size!r}")
+        checked_flag("fisher_dropout", self.dropout)
         if self.dropout and self.kind != "batched":
             raise ValueError(f"fisher_dropout=True goes with fisher='batched' only; got fisher={self.kind!r}")
 
@@ -32,6 +33,13 @@ def checked_weight(what: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{what} must be a finite number ≥ 0; got {value!r}")
     return float(value)
+
+
+def checked_flag(what: str, value: object) -> bool:
+    """True or False, or an error that says what was given; a word like "no" would count as true."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} must be True or False; got {value!r}")
+    return value
 
 
 def one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:

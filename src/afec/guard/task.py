@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from afec.fisher import Kind, Likelihood, Power, Problem, choose_kind, estimate
+from afec.fisher.batches import size_of
+from afec.fisher.checks import check_request
 from afec.gaussian import Gaussian, merge
 from afec.guard.borrow import borrowed
 from afec.guard.distributed import processes_of
@@ -61,6 +63,7 @@ class GuardedTask:
         self.terms = tuple(term for term in guard.terms if not term.is_off)
         self.flights: dict[str, State] = {}
         self.started = False  # the expansion is over
+        self.samples_measured = 0  # how many samples went through Fisher and importance passes
         self.gave_seed = False  # whether the guard took its seed when this task began
         self._puller = Puller(self.model, self.weights)
         self._reached = False  # the loss is known to reach the weights
@@ -99,9 +102,16 @@ class GuardedTask:
         self.flights = {t.name: t.return_to_bookmark(self.flights[t.name]) for t in self.terms}
 
     @torch.inference_mode(False)
-    def epoch(self) -> None:
-        """Once per epoch, at its start, under `AFEC(schedule="interleaved")`; harmless otherwise."""
+    def epoch(self, optimizer: Optimizer | None = None) -> None:
+        """Once per epoch, at its start, under `AFEC(schedule="interleaved")`; harmless otherwise.
+
+        `optimizer` is the one in use from now on, if it was replaced: θ_e follows its learning rate. One that has stepped
+        already is known without this.
+        """
         self._check_alive()
+        if optimizer is not None:
+            self.optimizers = _as_optimizers(optimizer)
+            self._puller.latest = None
         self.flights = {t.name: t.begin_epoch(self, self.state_of(t), self.flights[t.name]) for t in self.terms}
         self._merge()
 
@@ -133,8 +143,9 @@ class GuardedTask:
 
     @property
     def idle(self) -> bool:
-        """Whether the guard neither pulls nor watches any step now, as most do in the first task."""
-        return self._puller.quadratic is None and self._puller.observer is None
+        """Whether the guard will neither pull nor watch any step of this task, as most do in the first one."""
+        later = any(term.acts_later(self.flights[term.name]) for term in self.terms)
+        return self._puller.quadratic is None and self._puller.observer is None and not later
 
     @property
     def steps(self) -> int:
@@ -189,6 +200,18 @@ class GuardedTask:
             most_batches=most_batches,
         )
 
+    def refuses(self, options: FisherOptions) -> str | None:
+        """Why this Fisher cannot be measured here, known before anything is learned; None if it can."""
+        if options.kind == "auto":
+            return None
+        try:
+            check_request(
+                self.problem, self.weights, kind=options.kind, batch_size=None, train=options.dropout, chunk=1
+            )
+        except ValueError as error:
+            return str(error)
+        return None
+
     def moment(
         self,
         problem: Problem,
@@ -209,7 +232,7 @@ class GuardedTask:
         found = estimate(
             problem,
             self.weights,
-            batches,
+            self._counted(batches),
             kind=kind,
             batch_size=batch_size,
             train=train,
@@ -217,6 +240,12 @@ class GuardedTask:
             power=power,
         )
         return self.processes.total(found).mean()
+
+    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            with suppress(ValueError, TypeError):  # a batch whose size only `split` knows
+                self.samples_measured += size_of(batch)
+            yield batch
 
     def run(self, function: Callable[[], object], *purpose: object) -> None:
         """Run the user's own training function without touching the random numbers outside."""
@@ -248,8 +277,14 @@ class GuardedTask:
         for term in self.terms:
             if lacking := term.lacks(self):
                 raise ValueError(lacking)
+        own = {id(weight) for weight in self.model.parameters()}
         for optimizer in self.optimizers:
             self._puller.refuse_climbing(optimizer)
+            if not any(id(weight) in own for group in optimizer.param_groups for weight in group["params"]):
+                raise ValueError(
+                    f"the {type(optimizer).__name__} that was given holds no weight of this model: nothing would be learned. "
+                    "Was the model made anew after its optimiser? Make the optimiser from model.parameters()"
+                )
         self._held = [id(weight) for weight in self.weights.values()]
         _UNDER_GUARD.update(dict.fromkeys(self._held, repr(self.guard)))
         if not self.passes.on_demand:

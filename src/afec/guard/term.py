@@ -50,6 +50,10 @@ class Term(Guard):
         """The new flight at `task.epoch()`."""
         return flight
 
+    def acts_later(self, flight: State) -> bool:
+        """Whether `begin_epoch` has still something to do in this task."""
+        return type(self).begin_epoch is not Term.begin_epoch
+
     @property
     def observes(self) -> frozenset[str]:
         """What the method wants to see of every step: "gradient" (the task's), "total" (with the pull); by default nothing."""

@@ -5,7 +5,7 @@ from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, available_cores, execute
 from afec.lab.run import build, run
 from afec.lab.spec import Benchmark, SpecError, benchmark_names, load_benchmark
-from afec.lab.study import plan, study, unfinished
+from afec.lab.study import check_buildable, plan, study, unfinished
 
 __all__ = [
     "REFERENCES",
@@ -19,6 +19,7 @@ __all__ = [
     "available_cores",
     "benchmark_names",
     "build",
+    "check_buildable",
     "execute",
     "find_runs",
     "load_benchmark",

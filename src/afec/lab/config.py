@@ -14,9 +14,10 @@ import tomli_w
 
 from afec.lab.spec import FULL, Benchmark, Changes, SpecError, check_net, merged, training_of
 from afec.learner import Machine, Schedule
-from afec.methods.expression import FINETUNE, METHODS, check_settings, make_guard, terms_of
-from afec.naming import unknown
-from afec.streams import check_stream
+from afec.methods.expression import FINETUNE, METHODS, check_settings, make_guard, terms_of, whole_settings
+from afec.naming import unknown, with_defaults
+from afec.nets import NETS
+from afec.streams import STREAMS, check_stream
 
 __all__ = ["REFERENCES", "RunConfig", "grid", "parse_set", "resolve"]
 
@@ -40,9 +41,9 @@ class RunConfig:
     stream: dict[str, Any]
     net: dict[str, Any]
     training: dict[str, Any]
-    """All fields of `Schedule` and `Machine`, defaults included."""
+    """All fields of `Schedule` and `Machine`."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each term of the method."""
+    """Of each term of the method. Here and above every default is written out, so that the hash moves when one does."""
 
     @property
     def label(self) -> str:
@@ -118,7 +119,8 @@ def resolve(
     except (ValueError, TypeError) as error:
         raise SpecError(f"{benchmark.name}: {error}") from error
     training = {**asdict(schedule), **asdict(machine)}
-    return RunConfig(benchmark.name, scale, name, variant, parts["stream"], parts["net"], training, settings)
+    stream, net = with_defaults(STREAMS, parts["stream"]), {"zero_heads": False, **with_defaults(NETS, parts["net"])}
+    return RunConfig(benchmark.name, scale, name, variant, stream, net, training, settings)
 
 
 def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
@@ -128,7 +130,8 @@ def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> 
     try:
         terms = terms_of(expression)
     except ValueError as error:
-        raise SpecError(f"{error} (and {', '.join(REFERENCES)})") from error
+        more = f", {', '.join(REFERENCES)}" if "There is:" in str(error) else ""
+        raise SpecError(f"{error}{more}") from error
     name = "+".join(terms) or FINETUNE
     sums = [table for key, table in given.items() if key not in METHODS and terms_of(key) == terms]
     settings = {
@@ -138,6 +141,7 @@ def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> 
     try:
         for term in terms:
             check_settings(term, settings[term])
+        settings = {term: whole_settings(term, given) for term, given in settings.items()}
         make_guard(name, settings)
     except ValueError as error:
         raise SpecError(f"method {name}: {error}") from error
@@ -177,6 +181,8 @@ def grid(sets: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
+    if text.strip().lower() in ("true", "false"):  # as Python writes them, too
+        return text.strip().lower() == "true"
     try:
         found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits

@@ -1,13 +1,15 @@
 """The run directory, `runs/<benchmark>/<method>/<hash>/seed<k>/`: the truth about a run, and all that readers read.
 
 config.toml                   what was run
-env.json                      where: versions, commit, host
+env.json                      where: versions, commit, processor, host
 accuracy.csv                  after,task,name,validation,test; after=0 is at random initialisation
-events.jsonl                  one line an epoch and one a task: learning rates, losses, seconds
+events.jsonl                  one line an epoch and one a task: learning rates, losses, samples, seconds; notes about faults
 weights/task<k>.safetensors   the net after the last task
 checkpoint.safetensors        replaced as a whole; gone when the run is done
+checkpoint-before.safetensors the one before it, in case the last is damaged
+lock                          held by the process that runs it
 FAILED                        the traceback, where it failed
-DONE                          written last
+DONE                          written last: seconds and memory
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from numpy.typing import NDArray
 
 from afec.files import FileError, load_tree, save_tree, write_text
 from afec.lab.config import RunConfig
+from afec.learner.machine import processor
 from afec.naming import unknown
 
 __all__ = ["Row", "RunDirectory", "RunError", "environment", "find_runs"]
@@ -143,8 +146,10 @@ class RunDirectory:
 
     def append_events(self, events: Sequence[dict[str, Any]]) -> None:
         """Some more lines; a line that a crash has cut is skipped by readers."""
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(event) + "\n" for event in events))
+        path = self.path / "events.jsonl"
+        cut = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" * cut + "".join(json.dumps(event) + "\n" for event in events))
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the last checkpoint; the one before it stays, in case the new one is damaged later."""
@@ -157,21 +162,26 @@ class RunDirectory:
         save_tree(last, state)
 
     def load_checkpoint(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The last whole checkpoint, and what was wrong with a later one."""
+        """The last whole checkpoint, and what was wrong with a later one, which it takes the place of."""
         faults: list[str] = []
         for file in self.checkpoints:
             if file.exists():
                 try:
-                    return load_tree(file), faults
+                    found = load_tree(file)
                 except FileError as error:
                     faults.append(str(error))
+                    continue
+                if file != self.checkpoint:  # or the next one would push the only whole one out
+                    file.replace(self.checkpoint)
+                return found, faults
         return None, faults
 
     def finish(self, cost: dict[str, Any]) -> None:
         """The run is whole."""
         write_text(self.path / "DONE", json.dumps(cost) + "\n")
-        for file in self.checkpoints:
-            file.unlink(missing_ok=True)
+        for pattern in ("checkpoint*", ".*.tmp"):  # also what a killed process was about to write
+            for file in self.path.glob(pattern):
+                file.unlink(missing_ok=True)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -179,7 +189,10 @@ class RunDirectory:
         """accuracy.csv."""
         file = self.path / "accuracy.csv"
         try:
-            lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+            text = file.read_text(encoding="utf-8")
+            if not text.endswith("\n"):
+                raise ValueError("its last line is cut")
+            lines = list(csv.DictReader(text.splitlines()))
             return [
                 Row(int(r["after"]), int(r["task"]), r["name"], float(r["validation"]), float(r["test"])) for r in lines
             ]
@@ -191,10 +204,13 @@ class RunDirectory:
         rows = self.rows()
         if split not in ("test", "validation"):
             raise ValueError(unknown("split", split, ["test", "validation"]))
-        tasks = max(row.task for row in rows)
+        tasks = max((row.task for row in rows), default=0)
         matrix = np.full((tasks + 1, tasks), np.nan)
-        for row in rows:
+        whole = all(0 <= row.after <= tasks and row.task >= 1 for row in rows)
+        for row in rows if whole else ():
             matrix[row.after, row.task - 1] = getattr(row, split)
+        if not tasks or not whole or (self.done and np.isnan(matrix[-1, -1])):  # every method measures this one last
+            raise RunError(f"{self.path / 'accuracy.csv'} is not whole; move the directory away and run again")
         return matrix
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -231,31 +247,31 @@ def find_runs(root: Path) -> list[RunDirectory]:
 
 def environment() -> dict[str, Any]:
     """Versions, commit and host."""
-    git = shutil.which("git")
-    commit = ""
-    if git:
-        here = Path(__file__).parent
-        asked = subprocess.run([git, "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-        commit = asked.stdout.strip()
     return {
         "afec": metadata.version("afec"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "commit": commit,
+        "commit": _commit(),
         "host": platform.node(),
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "pid": os.getpid(),
     }
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+def _commit() -> str:
+    """The commit of our own checkout, with a mark if it was changed since; empty for an installed package."""
+    git, here = shutil.which("git"), Path(__file__)
+
+    def ask(*words: str) -> str | None:
+        asked = subprocess.run([str(git), *words], cwd=here.parent, capture_output=True, text=True, check=False)
+        return asked.stdout.strip() if asked.returncode == 0 else None
+
+    # A package installed inside somebody's repository is not part of it.
+    if git is None or ask("ls-files", "--error-unmatch", here.name) is None:
+        return ""
+    changed = ask("status", "--porcelain", "--untracked-files=no")
+    return f"{ask('rev-parse', 'HEAD')}{'+changed' if changed else ''}"

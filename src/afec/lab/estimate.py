@@ -43,15 +43,16 @@ def estimate(jobs: Sequence[Job], root: Path, workers: int) -> Estimate:
     known: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for run in find_runs(root) if root.is_dir() else ():
         if (seconds := _wall(run)) is not None:
-            config = run.config
-            for key in _keys(config):
+            for key in _keys(run.config):
                 known[key].append(seconds)
     directories = {RunDirectory.of(root, job.config, job.seed): job for job in jobs}
     left = [job for directory, job in directories.items() if not directory.done]
     begun = sum(directory.checkpoint.exists() for directory in directories if not directory.done)
     each = [next((fmean(known[key]) for key in _keys(job.config) if key in known), None) for job in left]
-    whole = None if any(one is None for one in each) else sum(one for one in each if one is not None)
-    seconds = None if whole is None else whole / max(1, min(workers, len(left)))
+    busy = [0.0] * max(1, workers)
+    for one in each:  # as the pool does it: whoever is free first takes the next run
+        busy[busy.index(min(busy))] += one or 0.0
+    seconds = None if None in each else max(busy)
     return Estimate(len(directories), len(directories) - len(left), begun, seconds)
 
 

@@ -161,7 +161,7 @@ class _Run:
         """Go on from the last whole checkpoint, where there is one; a damaged one is said so."""
         state, faults = self.directory.load_checkpoint()
         how = "started anew" if state is None else "went on from the checkpoint before it"
-        self.events += [{"event": "note", "text": f"{how}: {fault}"} for fault in faults]
+        self.directory.append_events([{"event": "note", "text": f"{how}: {fault}"} for fault in faults])
         for fault in faults:
             warnings.warn(f"{self.directory.path}: {how}: {fault}", RuntimeWarning, stacklevel=2)
         if state is None:

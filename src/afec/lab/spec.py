@@ -101,6 +101,8 @@ def parse_benchmark(text: str, name: str, where: str) -> Benchmark:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{where}: this is no TOML: {error}") from error
+    if "name" in data:
+        raise SpecError(f"{where}: name: unknown key; a benchmark is called as its file is")
     try:
         benchmark = Benchmark.model_validate({"name": name, **data})
     except ValidationError as error:
@@ -148,7 +150,8 @@ def training_of(section: Mapping[str, Any]) -> tuple[Schedule, Machine]:
     try:
         return TypeAdapter(Schedule).validate_python(parts[0]), TypeAdapter(Machine).validate_python(parts[1])
     except ValidationError as error:
-        raise SpecError(_in_words(error, "", None).replace(": ", "training.", 1)) from error
+        message = _in_words(error, "", None).removeprefix(": ").removeprefix(": ")
+        raise SpecError(f"training.{message}" if error.errors()[0]["loc"] else f"training: {message}") from error
 
 
 def check_net(section: Mapping[str, Any]) -> None:
@@ -174,8 +177,9 @@ def _check(benchmark: Benchmark, where: str) -> None:
             try:
                 check(merged(getattr(benchmark, section), getattr(change, section)))
             except (ValueError, TypeError) as error:
-                message = str(error).removeprefix(f"{section}.")
-                raise SpecError(f"{where}: {prefix}{section}.{message}") from error
+                message = str(error)
+                whole = message.startswith((f"{section}.", f"{section}:"))  # a key of the section, or all of it
+                raise SpecError(f"{where}: {prefix}{message if whole else f'{section}.{message}'}") from error
         _check_methods(benchmark if prefix == "" else change, f"{where}: {prefix}")
     for name, grids in benchmark.tune.items():
         _check_grid(name, grids, f"{where}: tune.{name}")
@@ -231,5 +235,5 @@ def _in_words(error: ValidationError, where: str, model: type[BaseModel] | None)
     if first["type"] == "extra_forbidden" and model is not None:
         valid = set(model.model_fields) if len(first["loc"]) == 1 else set(Changes.model_fields)
         return f"{where}: {place}: unknown key{did_you_mean(str(first['loc'][-1]), valid - {'name'})}"
-    given = "" if first["type"] == "missing" else f"; got {first['input']!r}"
+    given = "" if first["type"] == "missing" or not first["loc"] else f"; got {first['input']!r}"
     return f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}{given}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from afec.lab.config import grid, resolve
+from afec.lab.config import grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, Watcher, available_cores, execute
-from afec.lab.spec import FULL, Changes, load_benchmark
+from afec.lab.run import build
+from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
 
-__all__ = ["plan", "study", "unfinished"]
+__all__ = ["check_buildable", "plan", "study", "unfinished"]
 
 
 def plan(
@@ -22,14 +24,28 @@ def plan(
     tuned: Changes | None = None,
 ) -> list[Job]:
     """The jobs, seed by seed, so that a study that is stopped has whole comparisons for its first seeds."""
+    used = {term for method in methods for term in method.partition("@")[0].split("+")}
+    for text in sets:
+        path, _ = parse_set(text)
+        if path[0] == "method" and path[1] not in used:
+            raise SpecError(f"--set {text}: {path[1]} is part of none of the methods {', '.join(methods)}")
     configs = [
         resolve(load_benchmark(benchmark), method, scale, changes, tuned)
         for benchmark in benchmarks
         for changes in grid(sets)
         for method in methods
     ]
-    unique = list({(config.label, config.hash): config for config in configs}.values())
+    unique = list({(config.benchmark, config.label, config.hash): config for config in configs}.values())
     return [Job(config, seed) for seed in seeds for config in unique]
+
+
+def check_buildable(jobs: Sequence[Job]) -> None:
+    """Make stream and net of each kind once, so that a value that cannot be is said before anything runs."""
+    for job in {repr((job.config.stream, job.config.net)): job for job in jobs}.values():
+        try:
+            build(job.config, job.seed)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise SpecError(f"{job.config.benchmark}: {error}") from error
 
 
 def study(
@@ -49,15 +65,24 @@ def study(
 
 
 def unfinished(root: Path) -> list[Job]:
-    """The runs under `root` that were begun and not finished."""
+    """The runs under `root` that were begun and not finished; a damaged one is named, and stops no other."""
     jobs = []
+    faults: list[RunError] = []
     for found in find_runs(root):
         if found.done:
             continue
-        job = Job(found.config, found.seed)
+        try:
+            job = Job(found.config, found.seed)
+        except RunError as error:
+            faults.append(error)
+            continue
         if RunDirectory.of(root, job.config, job.seed) != found:
             raise RunError(
                 f"{found.path} is not where its run belongs under {root}; give what `afec run` had as --runs"
             )
         jobs.append(job)
+    if faults and not jobs:
+        raise faults[0]
+    for fault in faults:
+        warnings.warn(f"skipped: {fault}", RuntimeWarning, stacklevel=2)
     return jobs

@@ -2,15 +2,18 @@
 
 The paper's procedure is λ first, without AFEC; then λ_e (or β) with that λ kept. Every trial is an ordinary run directory on
 seeds that are not reported, so a tuning that is stopped goes on where it was, and nothing is run twice. Only validation
-accuracy is looked at. A grid of λ belongs to a Fisher kind: under another kind it is converted where that is right on average (`batched`
-of B samples and `empirical` differ by B), and refused otherwise.
+accuracy is looked at. A grid of λ belongs to a Fisher kind: under another kind it is converted where that is right on average
+(`batched` of B samples and `empirical` differ by B), and refused otherwise.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
+import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,9 @@ from typing import Any, Literal
 
 import tomli_w
 
-from afec.lab.config import RunConfig, resolve
+from afec.gaussian import beta_from_forgetting, forgetting_from_beta
+from afec.lab.config import REFERENCES, RunConfig, resolve
+from afec.lab.directory import RunError
 from afec.lab.engine import Job, Watcher, execute
 from afec.lab.spec import FULL, Benchmark, SpecError, merged
 from afec.methods.expression import METHODS, terms_of
@@ -27,7 +32,7 @@ from afec.methods.presets import settings as preset_settings
 from afec.metrics import aac
 from afec.randomness import seed_from
 
-__all__ = ["Plan", "Space", "Stage", "Trial", "Tuned", "search_space", "stages", "trials_of", "tune"]
+__all__ = ["Plan", "Space", "Stage", "Trial", "Tuned", "planned", "search_space", "stages", "trials_of", "tune"]
 
 Space = dict[str, tuple[float, ...]]
 """The values of each setting, by `term.setting`."""
@@ -72,12 +77,9 @@ class Tuned:
     trials: tuple[Trial, ...]
 
     def to_toml(self, comment: str) -> str:
-        """What `afec run --tuned` takes."""
-        terms: dict[str, dict[str, float]] = {}
-        for key, value in self.best.items():
-            term, _, setting = key.partition(".")
-            terms.setdefault(term, {})[setting] = value
-        section = {self.method: terms} if len(terms) > 1 else terms
+        """What `afec run --tuned` takes; β as the λ_e that it stands for."""
+        terms = _settings(self.best)
+        section: dict[str, Any] = {self.method.partition("@")[0]: terms} if len(terms) > 1 else dict(terms)
         head = "".join(f"# {line}\n" for line in comment.splitlines())
         return head + tomli_w.dumps({"method": section})
 
@@ -87,7 +89,7 @@ class Tuned:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["stage", "settings", "seed_number", "validation_aac"])
         for trial in self.trials:
-            settings = " ".join(f"{key}={value:g}" for key, value in trial.values.items())
+            settings = " ".join(f"{key}={repr(value).removesuffix('.0')}" for key, value in trial.values.items())
             for place, score in enumerate(trial.scores or (math.nan,)):
                 writer.writerow([trial.stage, settings, place, f"{score:.6f}"])
         return text.getvalue()
@@ -99,14 +101,24 @@ def search_space(benchmark: Benchmark, config: RunConfig, term: str, *, beta: bo
     if term == "afec":
         given.pop("forgetting" if beta else "beta", None)
     if not given.keys() - {"fisher", "fisher_batch"}:
+        example = "strength = [1, 10, 100]" if term != "afec" else "forgetting = [0.1, 1, 10]"
         raise SpecError(
             f"{benchmark.name} has no grid for {term}{' in β' if beta and term == 'afec' else ''}: give one in its file, "
-            f'[tune.{term}] {"strength" if term != "afec" else "forgetting"} = [1, 10, 100], with fisher = "…" where these '
-            "values belong to a Fisher kind"
+            f"[tune.{term}] {'beta = [0.1, 0.5, 0.9]' if beta and term == 'afec' else example}, with "
+            'fisher = "…" where these values belong to a Fisher kind'
         )
+    if not all(value < 1 for value in given.get("beta", ())):
+        raise SpecError(f"{benchmark.name}: tune.{term}.beta: β lies in [0, 1); got {given['beta']}")
     factor = _factor(benchmark.name, term, given, config.settings.get(term, {}))
     grids = {key: value for key, value in given.items() if key not in ("fisher", "fisher_batch")}
-    return {f"{term}.{key}": tuple(factor * float(one) for one in values) for key, values in grids.items()}
+    return {f"{term}.{key}": tuple(_times(factor, key, float(v)) for v in values) for key, values in grids.items()}
+
+
+def _times(factor: float, key: str, value: float) -> float:
+    """A value of the grid under another Fisher kind: λ and λ_e are multiplied, β is the one of the multiplied λ_e."""
+    if key == "beta" and factor != 1:
+        return beta_from_forgetting(factor * forgetting_from_beta(value))
+    return factor * value if key in ("strength", "forgetting") else value
 
 
 def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
@@ -129,12 +141,14 @@ def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str
 
 
 def stages(config: RunConfig, *, together: bool) -> list[tuple[str, list[str]]]:
-    """The searches: method and the terms whose settings are searched in it, in order."""
-    terms = list(terms_of(config.method))
+    """The searches: method (of the variant) and the terms whose settings are searched in it, in order."""
+    terms = [] if config.method in REFERENCES else list(terms_of(config.method))
+    if not terms:
+        raise SpecError(f"{config.method} has nothing to tune; give a method with a strength, such as ewc or ewc+afec")
     others = [term for term in terms if term != "afec"]
     if together or not others or "afec" not in terms:
-        return [(config.method, terms)]
-    return [("+".join(others), others), (config.method, ["afec"])]
+        return [(config.label, terms)]
+    return [("+".join(others) + config.label.removeprefix(config.method), others), (config.label, ["afec"])]
 
 
 @dataclass(frozen=True)
@@ -185,22 +199,34 @@ def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None) -
         trials += found
         best = max(found, key=lambda trial: trial.score)
         if not best.scores:
-            raise RuntimeError(f"every trial of {method} failed; the directories under {root} have the tracebacks")
+            raise RunError(f"every trial of {method} failed; the directories under {root} have the tracebacks")
         kept = dict(best.values)
     return Tuned(method, kept, tuple(trials))
 
 
 def _search(plan: Plan, stage: Stage, root: Path, workers: int, watcher: Watcher | None) -> Iterator[Trial]:
-    """Ask Optuna, run, tell; a grid at once, TPE a few at a time."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler, distributions, count = _sampler(plan, stage)
+    """The grid at once, in the order of the file; TPE a few at a time, each time knowing what came of those before."""
+    seed = seed_from("tune", plan.benchmark.name, stage.method) % 2**31
+    if plan.search == "grid":
+        points = [dict(zip(stage.space, point, strict=True)) for point in itertools.product(*stage.space.values())]
+        if plan.trials and plan.trials < len(points):
+            chosen = random.Random(seed).sample(range(len(points)), plan.trials)
+            points = [points[place] for place in sorted(chosen)]
+        yield from _run(plan, stage, points, root, workers, watcher)
+        return
+    optuna = _optuna()
+    with warnings.catch_warnings():  # some versions call `constant_liar` experimental
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    at_once = count if plan.search == "grid" else BATCH
-    for start in range(0, count, at_once):
-        asked = [study.ask(distributions) for _ in range(min(at_once, count - start))]
-        points = [{**stage.kept, **{key: float(value) for key, value in trial.params.items()}} for trial in asked]
+    ranges = {
+        key: optuna.distributions.FloatDistribution(min(values), max(values), log=min(values) > 0)
+        for key, values in stage.space.items()
+    }
+    count = plan.trials or TPE_TRIALS
+    for start in range(0, count, BATCH):
+        asked = [study.ask(ranges) for _ in range(min(BATCH, count - start))]
+        points = [{key: float(value) for key, value in trial.params.items()} for trial in asked]
         for trial, found in zip(asked, _run(plan, stage, points, root, workers, watcher), strict=True):
             if found.scores:
                 study.tell(trial, found.score)
@@ -209,41 +235,42 @@ def _search(plan: Plan, stage: Stage, root: Path, workers: int, watcher: Watcher
             yield found
 
 
-def _sampler(plan: Plan, stage: Stage) -> tuple[Any, dict[str, Any], int]:
-    import optuna
-
-    seed = seed_from("tune", plan.benchmark.name, stage.method) % 2**31
-    if plan.search == "grid":
-        whole = math.prod(len(values) for values in stage.space.values())
-        choices = {key: optuna.distributions.CategoricalDistribution(values) for key, values in stage.space.items()}
-        space = {key: list(values) for key, values in stage.space.items()}
-        return optuna.samplers.GridSampler(space, seed=seed), choices, min(plan.trials or whole, whole)
-    ranges = {
-        key: optuna.distributions.FloatDistribution(min(values), max(values), log=min(values) > 0)
-        for key, values in stage.space.items()
-    }
-    return optuna.samplers.TPESampler(seed=seed, constant_liar=True), ranges, plan.trials or TPE_TRIALS
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise SpecError("the search `tpe` needs Optuna: pip install 'afec[tune]', or use the search `grid`") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
 
 
 def _run(
     plan: Plan, stage: Stage, points: Sequence[dict[str, float]], root: Path, workers: int, watcher: Watcher | None
 ) -> Iterator[Trial]:
     """The trials at these points, all seeds of all of them at once."""
-    configs = [_config(plan, stage, point) for point in points]
-    jobs = [Job(config, seed) for config in configs for seed in plan.seeds]
+    values = [{**stage.kept, **point} for point in points]
+    jobs = [Job(_config(plan, stage, one), seed) for one in values for seed in plan.seeds]
     outcomes = iter(execute(jobs, root, workers, watcher))
-    for point in points:
+    for one in values:
         runs = [next(outcomes) for _ in plan.seeds]
         failed = any(outcome.error or not outcome.directory.done for outcome in runs)
         scores = () if failed else tuple(aac(outcome.directory.matrix("validation")) for outcome in runs)
-        yield Trial(stage.method, dict(point), scores)
+        yield Trial(stage.method, one, scores if all(map(math.isfinite, scores)) else ())
 
 
-def _config(plan: Plan, stage: Stage, point: Mapping[str, float]) -> RunConfig:
-    method: dict[str, dict[str, Any]] = {}
-    for key, value in point.items():
-        term, _, setting = key.partition(".")
-        method.setdefault(term, {})[setting] = value
-        if setting in ("beta", "forgetting"):  # two names of one thing: what the file has of the other gives way
-            method[term]["forgetting" if setting == "beta" else "beta"] = None
+def _config(plan: Plan, stage: Stage, values: Mapping[str, float]) -> RunConfig:
+    method: dict[str, dict[str, Any]] = {term: dict(settings) for term, settings in _settings(values).items()}
+    if "forgetting" in method.get("afec", {}):  # two names of one thing: a β of the file gives way
+        method["afec"]["beta"] = None
     return resolve(plan.benchmark, stage.method, plan.scale, merged(plan.sets, {"method": method}))
+
+
+def _settings(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """`term.setting` as tables of the terms; β as its λ_e, so that a run has one name, and one hash, for both."""
+    terms: dict[str, dict[str, float]] = {}
+    for key, value in values.items():
+        term, _, setting = key.partition(".")
+        if setting == "beta":
+            setting, value = "forgetting", forgetting_from_beta(value)
+        terms.setdefault(term, {})[setting] = value
+    return terms

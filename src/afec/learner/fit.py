@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from afec.learner.machine import Machine
 from afec.learner.schedule import Plateau, Schedule
-from afec.randomness import forked, seed_from
+from afec.randomness import forked, reseed, seed_from
 
 __all__ = ["Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch"]
 
@@ -123,7 +123,7 @@ class Fit:
         with forked(self.seed, self.machine.torch_device) as generator:
             while not self.ended:
                 seed = seed_from(self.seed, "epoch", self.epochs)
-                torch.manual_seed(seed)
+                reseed(seed)
                 generator.manual_seed(seed)
                 if before_epoch:
                     before_epoch()

@@ -58,7 +58,8 @@ class Learned:
     epochs_theta_e: int
     """Of the expansion: AFEC's additional compute. Zero where AFEC has an `expand=` of its own: nobody can count it."""
     samples: int
-    """How many training samples went forward and backward, θ_e's included: the cost, where data differ in size."""
+    """How many samples went forward with gradients, in training, for θ_e and in Fisher and importance passes: the cost. (The
+    `exact` Fisher takes a backward pass for each output; that is not in it.)"""
     seconds: dict[str, float]
     """Wall time of `train`, `expand` (θ_e) and `fisher` (importance passes on entry and exit)."""
     cpu_seconds: dict[str, float]
@@ -96,12 +97,20 @@ class Learner(Trained):
         on_phase: Callable[[Phase], None] | None = None,
         memo: Memo | None = None,
     ) -> None:
+        for name, value, kind in (
+            ("guard", guard, Guard),
+            ("schedule", schedule, Schedule),
+            ("machine", machine, Machine),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"Learner's {name} must be a {kind.__name__}; got {value!r}")
         super().__init__(net, machine or Machine())
         self.schedule = schedule or Schedule()
         self.guard, self.seed, self.progress, self.on_phase, self.memo = guard, seed, progress, on_phase, memo
         self._fit: Fit | None = None  # the training that is running
-        self._phase = ""
-        self._epochs_theta_e = 0  # of the present task
+        self._phase = self._name = ""
+        self._epochs_theta_e = self._measured = 0  # of the present task: θ_e's epochs, samples in importance passes
+        self._guarded: GuardedTask | None = None
         self._entry: dict[str, Tensor] | None = None  # the weights at the entry of the task, while θ_e is trained
         self._unfinished: dict[str, Any] | None = None  # a training that was loaded in its middle
 
@@ -109,13 +118,15 @@ class Learner(Trained):
 
     def learn(self, task: Task) -> Learned:
         """Learn one more task; a task that was loaded in its middle goes on."""
+        self._check_unfinished(task)  # before anything is touched: what was loaded stays, for the right task
         try:
             with forked(
                 seed_from("learner", self.seed), self.machine.torch_device
             ):  # a new guard takes its seed from here
                 return self._learn(task)
         finally:
-            self._entry, self._epochs_theta_e = None, 0
+            self._entry = self._unfinished = self._guarded = None
+            self._epochs_theta_e = self._measured = 0
 
     def _learn(self, task: Task) -> Learned:
         number, loss = self._enter(task)
@@ -128,9 +139,12 @@ class Learner(Trained):
 
         def expand() -> None:  # θ_e: the new task alone, by the same rule as everything else
             with watch.phase("expand"):
-                self._epochs_theta_e = self._train(new_fit("theta_e"), number, task.name, "theta_e").epochs
+                fit = new_fit("theta_e")
+                self._take_up(fit, "theta_e")
+                self._epochs_theta_e = self._train(fit, number, task.name, "theta_e").epochs
 
         fit = new_fit("train")
+        self._take_up(fit, "train")
         if self.guard is None:
             with watch.phase("train"):
                 self._train(fit, number, task.name, "train")
@@ -150,12 +164,13 @@ class Learner(Trained):
                     progress=self.progress,
                 ) as guarded,
             ):
-                self._entry = None
+                self._entry, self._guarded = None, guarded
                 with watch.phase("train"):
                     self._train(fit, number, task.name, "train", guarded)
                 self._epochs_theta_e += _own_epochs(guarded)
         self._known.append(Known(task.name, task.outputs, task.loss))
-        samples = (fit.epochs + self._epochs_theta_e) * train.size
+        measured = self._measured + (self._guarded.samples_measured if self._guarded is not None else 0)
+        samples = (fit.epochs + self._epochs_theta_e) * train.size + measured
         cost = (fit.epochs, fit.best_epoch, self._epochs_theta_e, samples, dict(watch.wall), dict(watch.cpu))
         return Learned(task.name, *cost)
 
@@ -196,20 +211,31 @@ class Learner(Trained):
             )
         return number, HeadLoss(number, task.loss, self.machine)
 
-    def _train(self, fit: Fit, number: int, name: str, phase: str, guarded: GuardedTask | None = None) -> Fit:
-        """Run one training, with what the guard adds and what an earlier process left."""
+    def _check_unfinished(self, task: Task) -> None:
+        begun = None if self._unfinished is None else self._unfinished["task"]
+        if begun not in (None, task.name):
+            raise ValueError(
+                f"this learner was loaded in the middle of the task '{begun}', so that is to be learned next; got '{task.name}'"
+            )
+
+    def _take_up(self, fit: Fit, phase: str) -> None:
+        """Go on with the training that an earlier process left in its middle."""
         if self._unfinished is not None and self._unfinished["phase"] == phase:
             fit.load_state_dict(self._unfinished["fit"])
-            self._epochs_theta_e = self._unfinished["epochs_theta_e"]
+            self._epochs_theta_e, self._measured = self._unfinished["epochs_theta_e"], self._unfinished["measured"]
             if phase == "theta_e":
                 self.net.load_state_dict(self._unfinished["theta_e"])
             self._unfinished = None
+
+    def _train(self, fit: Fit, number: int, name: str, phase: str, guarded: GuardedTask | None = None) -> Fit:
+        """Run one training, with what the guard adds."""
         known = None
-        if self.memo is not None and fit.epochs == 0 and phase != "joint" and (guarded is None or guarded.idle):
+        alone = phase == "theta_e" or (phase == "train" and number == 0 and (guarded is None or guarded.idle))
+        if self.memo is not None and fit.epochs == 0 and alone:
             known = self.memo.path(fit)
             if self.memo.recall(known, fit):
                 return fit
-        self._fit, self._phase = fit, phase
+        self._fit, self._phase, self._name = fit, phase, name
         try:
             with shown(self.progress, number, name, phase) as show:
 
@@ -223,7 +249,7 @@ class Learner(Trained):
                 else:
                     fit.run(
                         extra_loss=_penalty(guarded, self.schedule),
-                        before_epoch=guarded.epoch,
+                        before_epoch=lambda: guarded.epoch(fit.optimizer),
                         on_best=guarded.bookmark,
                         on_epoch=on_epoch,
                     )
@@ -242,10 +268,12 @@ class Learner(Trained):
         inside: dict[str, Any] | None = None
         if self._fit is not None:
             inside = {
+                "task": self._name,
                 "phase": self._phase,
                 "fit": self._fit.state_dict(),
                 "theta_e": self.net.state_dict() if self._phase == "theta_e" else None,
                 "epochs_theta_e": self._epochs_theta_e,
+                "measured": self._measured + (self._guarded.samples_measured if self._guarded is not None else 0),
             }
         elif self._unfinished is not None:
             inside = self._unfinished

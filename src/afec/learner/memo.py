@@ -2,14 +2,16 @@
 
 The first task, and every expansion, is the same for all methods and strengths of a seed: it depends on the initial weights, the
 data, the loss, the schedule and the seed alone. A memo keeps the outcome under the hash of exactly these. What it gives back is
-bit for bit what a training would have given (on one machine and one build of torch, which are part of the hash).
+bit for bit what a training would have given (on one processor, one build of torch and one version of this package, which are
+part of the hash). Of the net it sees weights, which of them train, types and `repr`: a net of your own that behaves differently
+by an attribute that its `repr` does not show must not share a memo.
 """
 
 from __future__ import annotations
 
 import hashlib
-import platform
 from dataclasses import astuple
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from afec.files import FileError, load_tree, save_tree
 from afec.learner.fit import Fit
+from afec.learner.machine import processor
 from afec.learner.tasks import Batches
 
 __all__ = ["Memo"]
@@ -34,9 +37,11 @@ class Memo:
         assert isinstance(fit.train, Batches), "a mixture is trained once"
         assert isinstance(fit.validation, Batches), "a mixture is trained once"
         digest = hashlib.blake2b(digest_size=16)
-        where = (torch.__version__, platform.machine(), torch.get_num_threads())
+        where = (metadata.version("afec"), torch.__version__, processor(), torch.get_num_threads())
         digest.update(repr((where, fit.loss_fn, astuple(fit.schedule), astuple(fit.machine), fit.seed)).encode())
-        digest.update(repr(fit.model).encode())  # layers without weights, like a dropout and its rate
+        modules = [(type(module).__module__, type(module).__qualname__) for module in fit.model.modules()]
+        trains = [weight.requires_grad for weight in fit.model.parameters()]
+        digest.update(repr((fit.model, modules, trains)).encode())  # also layers without weights, like a dropout's rate
         for name, value in fit.model.state_dict().items():
             digest.update(name.encode())
             digest.update(_bytes(value))

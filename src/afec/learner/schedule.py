@@ -49,10 +49,15 @@ class Schedule:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"Schedule's {name} must be at least 1; got {value}")
-        if not 0 <= self.lr_min <= self.lr < math.inf or self.lr == 0 or self.decay <= 1:
+        if not 0 <= self.lr_min <= self.lr < math.inf or self.lr == 0 or not 1 < self.decay < math.inf:
             raise ValueError(
                 "Schedule needs 0 <= lr_min <= lr, lr > 0 and decay > 1; "
                 f"got lr_min={self.lr_min}, lr={self.lr}, decay={self.decay}"
+            )
+        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
+            raise ValueError(
+                "Schedule needs 0 <= momentum < 1 and weight_decay >= 0; "
+                f"got momentum={self.momentum}, weight_decay={self.weight_decay}"
             )
         if self.optimizer not in ("adam", "sgd"):
             raise ValueError(f"Schedule's optimizer must be 'adam' or 'sgd'; got {self.optimizer!r}")

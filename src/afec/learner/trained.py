@@ -52,22 +52,26 @@ class Trained:
             for number, task in asked
         ]
 
-    def outputs(self, x: Tensor, task: int | str) -> Tensor:
+    def outputs(self, x: Tensor, task: int | str | Task) -> Tensor:
         """What the task's head says for the inputs `x`: logits, or the values of a regression."""
-        number = task if isinstance(task, int) else self._number_of(task, None)
+        if not isinstance(x, Tensor):
+            raise TypeError(f"the inputs must be a tensor (torch.as_tensor); got {type(x).__name__}")
+        number = self._place(task)
         if not 0 <= number < len(self._known):
             raise ValueError(f"no task number {number} was learned; there are {len(self._known)}: {self.tasks_learned}")
         return predict_in_chunks(self.net, HeadLoss(number, self._known[number].loss, self.machine), x)
 
-    def predict(self, x: Tensor, task: int | str) -> Tensor:
-        """The class of each input, or, of a regression task, its values. `task` is a number from 0 or a name."""
+    def predict(self, x: Tensor, task: int | str | Task) -> Tensor:
+        """The class of each input, or, of a regression task, its values. `task` is a number from 0, a name or the task."""
         outputs = self.outputs(x, task)
-        number = task if isinstance(task, int) else self._number_of(task, None)
-        return outputs.argmax(dim=1) if self._known[number].loss == "cross_entropy" else outputs
+        return outputs.argmax(dim=1) if self._known[self._place(task)].loss == "cross_entropy" else outputs
+
+    def _place(self, task: int | str | Task) -> int:
+        return task if isinstance(task, int) else self._number_of(task.name if isinstance(task, Task) else task, None)
 
     def _number_of(self, name: str, default: int | None) -> int:
         if name in self.tasks_learned:
             return self.tasks_learned.index(name)
-        if default is None or default >= len(self.net.heads):
+        if default is None or not len(self._known) <= default < len(self.net.heads):
             raise ValueError(f"no task '{name}' was learned; the tasks so far are {self.tasks_learned}")
         return default

@@ -126,9 +126,9 @@ class AFEC(Term):
     # -- the functions of a term ----------------------------------------------------------------------------------
 
     def lacks(self, task: GuardedTask) -> str | None:
-        """How θ_e is to be trained, if nobody said so."""
+        """How θ_e is to be trained, if nobody said so; or a likelihood, for a Fisher that needs one."""
         if self.schedule == "interleaved" or not (self.epochs is None and self.expand is None and task.train is None):
-            return None
+            return task.refuses(self.fisher)
         return (
             "AFEC needs to know how long to train θ_e: epochs=20, or expand=a function that trains the model, or "
             "learning(…, train=such a function)"
@@ -163,6 +163,10 @@ class AFEC(Term):
             posterior = self._posterior(task, "interleaved", flight["epochs"])
             kept = self._kept_after(task, flight["kept"])
             return {"kept": kept, "theta_e": snapshot(task.model), **new, **posterior}
+
+    def acts_later(self, flight: State) -> bool:
+        """Under the interleaved schedule, from the second task on."""
+        return "theta_e" in flight
 
     def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
         """The posterior of the new task alone, times λ_e."""
@@ -242,6 +246,10 @@ def _weights(forgetting: float | Sequence[float] | None, beta: float | Sequence[
     if (forgetting is None) == (beta is None):
         raise ValueError(
             f"AFEC needs either forgetting (λ_e) or beta (β); got forgetting={forgetting!r}, beta={beta!r}"
+        )
+    if isinstance(forgetting, str) or isinstance(beta, str):
+        raise ValueError(
+            f"AFEC: forgetting (λ_e) and beta (β) are numbers, or lists of them; got {forgetting or beta!r}"
         )
     if beta is not None:
         if isinstance(beta, Sequence):

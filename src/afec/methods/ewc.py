@@ -63,6 +63,10 @@ class EWC(Term):
         """λ = 0."""
         return self.strength == 0
 
+    def lacks(self, task: GuardedTask) -> str | None:
+        """A likelihood, for a Fisher that needs one."""
+        return task.refuses(self.fisher)
+
     def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
         """The posterior of all tasks so far, times λ; nothing in the first task."""
         if not state:

@@ -11,11 +11,13 @@ from afec.guard import Guard, Term
 from afec.methods.afec import AFEC
 from afec.methods.ewc import EWC
 from afec.methods.mas import MAS
+from afec.methods.presets import PRESETS
+from afec.methods.presets import settings as preset_settings
 from afec.methods.rwalk import RWALK
 from afec.methods.si import SI
 from afec.naming import did_you_mean, unknown
 
-__all__ = ["FINETUNE", "METHODS", "MethodRecord", "check_settings", "make_guard", "terms_of"]
+__all__ = ["FINETUNE", "METHODS", "MethodRecord", "check_settings", "make_guard", "terms_of", "whole_settings"]
 
 FINETUNE = "finetune"
 """No term at all."""
@@ -54,6 +56,8 @@ def terms_of(expression: str) -> tuple[str, ...]:
     if names == [FINETUNE]:
         return ()
     for name in names:
+        if name == FINETUNE:
+            raise ValueError(f"'{expression}': {FINETUNE} is no method at all, so it adds to nothing; leave it out")
         if name not in METHODS:
             where = "" if len(names) == 1 else f" in '{expression}'"
             raise ValueError(unknown("method", name, [FINETUNE, *METHODS]) + where)
@@ -69,6 +73,14 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
         if key not in valid:
             near = did_you_mean(key, valid) or "."
             raise ValueError(f"{name} has no setting '{key}'{near} It has: {', '.join(valid)}")
+
+
+def whole_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a method with what its preset says written out."""
+    preset = given.get("preset", "default")
+    known = PRESETS.get(preset, {}).get(name, {})
+    chosen = preset_settings(name, preset, **{key: given[key] for key in known if key in given})
+    return {"preset": preset, **chosen, **{key: value for key, value in given.items() if key not in known}}
 
 
 def make_guard(expression: str, settings: Mapping[str, Mapping[str, Any]]) -> Guard | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from afec.gaussian import Gaussian, running_average, running_sum
-from afec.guard import GuardedTask, Params, State, Term, checked_weight, one_of
+from afec.guard import GuardedTask, Params, State, Term, checked_flag, checked_weight, one_of
 from afec.guard.problem import Predict
 from afec.methods.presets import Preset, settings
 
@@ -59,6 +59,7 @@ class MAS(Term):
         self.strength = checked_weight("MAS: strength (λ)", strength)
         chosen = settings(self.name, preset, norm=norm, batch=batch, dropout=dropout, merge=merge)
         self.norm, self.batch, self.dropout, self.merge = (chosen[key] for key in ("norm", "batch", "dropout", "merge"))
+        checked_flag("MAS: dropout", self.dropout)
         one_of("MAS: norm", self.norm, ("squared", "l2"))
         one_of("MAS: merge", self.merge, ("sum", "mean"))
         if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from afec.guard import Step, one_of
+from afec.guard import Step, checked_flag, one_of
 from afec.methods.presets import settings
 
 __all__ = ["PathOptions", "path_options", "wide_zeros"]
@@ -62,10 +62,8 @@ def path_options(method: str, preset: str, given: Mapping[str, Any]) -> PathOpti
     damping = chosen["damping"]
     if isinstance(damping, bool) or not isinstance(damping, int | float) or not 0 < damping < math.inf:
         raise ValueError(f"{method}: damping must be a finite number > 0, because it is divided by; got {damping!r}")
-    return PathOptions(
-        float(damping),
-        *(chosen[key] for key in ("clamp", "half", "gradient", "rewind")),
-    )
+    clamp, half, rewind = (checked_flag(f"{method}: {key}", chosen[key]) for key in ("clamp", "half", "rewind"))
+    return PathOptions(float(damping), clamp, half, chosen["gradient"], rewind)
 
 
 def wide_zeros(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from afec.learner.tasks import HeadLoss, predict_in_chunks
 from afec.metrics import aac_curve, new_task_accuracy
 from afec.nets import MultiHead
 from afec.report.circle import Panel, draw_circles
-from afec.report.table import lines
+from afec.report.table import lines, readable
 from afec.streams import Task
 from afec.streams.digits import arrangement, circle
 
@@ -27,7 +27,7 @@ Runs = Sequence[tuple[RunConfig, RunDirectory]]
 
 def draw_study(path: Path, runs: Runs) -> None:
     """Draw what there is to see of these finished runs."""
-    runs = [(config, run) for config, run in runs if run.done and config.method != "scratch"]
+    runs = [(config, run) for config, run in readable(runs) if run.done and config.method != "scratch"]
     if not runs:
         raise ValueError("there is no finished run to draw")
     if runs[0][0].stream["name"] == "digits-regression":

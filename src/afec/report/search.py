@@ -34,7 +34,7 @@ def trials_table(tuned: Tuned) -> Table:
 
 
 def draw_search(path: Path, tuned: Tuned, title: str) -> None:
-    """One panel for each stage and setting: the seeds as dots, their mean as a line, the best trial as a ring."""
+    """One panel for each stage and setting: seeds as dots, the best mean of each value as a line, the best trial as a ring."""
     stages: dict[str, list[Trial]] = {}
     for trial in tuned.trials:
         stages.setdefault(trial.stage, []).append(trial)
@@ -54,16 +54,17 @@ def draw_search(path: Path, tuned: Tuned, title: str) -> None:
 def _searched(trials: list[Trial]) -> list[str]:
     """The settings that differ between the trials."""
     keys = list(trials[0].values)
-    return [key for key in keys if len({trial.values[key] for trial in trials}) > 1] or keys[:1]
+    return [key for key in keys if len({trial.values[key] for trial in trials}) > 1] or keys[-1:]
 
 
 def _draw(ax: Any, key: str, trials: list[Trial]) -> None:
     done = sorted((trial for trial in trials if trial.scores), key=lambda trial: trial.values[key])
     for trial in done:
         ax.scatter([trial.values[key]] * len(trial.scores), [100 * s for s in trial.scores], color="0.6", s=12)
-    ax.plot(
-        [t.values[key] for t in done], [100 * t.score for t in done], "o-", color="tab:blue", markersize=4, linewidth=1
-    )
+    tops: dict[float, float] = {}
+    for trial in done:  # several trials have one value where settings are searched together
+        tops[trial.values[key]] = max(tops.get(trial.values[key], -math.inf), 100 * trial.score)
+    ax.plot(list(tops), list(tops.values()), "o-", color="tab:blue", markersize=4, linewidth=1)
     if done:
         best = max(done, key=lambda trial: trial.score)
         ax.scatter(best.values[key], 100 * best.score, s=120, facecolors="none", edgecolors="tab:red", linewidths=2)

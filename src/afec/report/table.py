@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from afec.lab import REFERENCES, RunConfig, RunDirectory
+from afec.lab import REFERENCES, RunConfig, RunDirectory, RunError
 from afec.metrics import summary
 from afec.report.paired import Paired, mean_and_std, paired
 
-__all__ = ["COLUMNS", "Line", "comparisons", "lines", "study_table"]
+__all__ = ["COLUMNS", "Line", "comparisons", "lines", "readable", "study_table"]
 
 COLUMNS = {
     "aac": "AAC",
@@ -36,9 +38,14 @@ class Line:
     """By seed."""
     epochs: dict[int, int] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
-    """How many training samples went forward and backward: the cost."""
+    """How many samples went forward with gradients: the cost."""
     mark: str = ""
     """What tells it from other rows of the same name, where there are any."""
+
+    @property
+    def problem(self) -> str:
+        """What rows must share to be compared: tasks and net."""
+        return repr((self.config.benchmark, self.config.scale, _sorted(self.config.stream), _sorted(self.config.net)))
 
     @property
     def label(self) -> str:
@@ -62,29 +69,57 @@ class Line:
 
 def lines(runs: Sequence[tuple[RunConfig, RunDirectory]], split: str = "test") -> list[Line]:
     """The rows of finished runs, in the order in which they first come; FWT against the scratch runs of the same seed."""
+    runs = readable(runs)
     scratch = {
         (key, run.seed): np.diag(run.matrix(split)[1:])
-        for config, run in runs
+        for config, run in [*runs, *readable(_scratch_on_disk(runs))]
         if config.method == "scratch" and run.done
-        for key in _shared(config)
+        for key in (_training(config), Line(config).problem)
     }
     found: dict[tuple[str, str, str], Line] = {}
     for config, run in runs:
         if not run.done:
             continue
         line = found.setdefault((config.benchmark, config.label, config.hash), Line(config))
-        alone = next((scratch[key, run.seed] for key in _shared(config) if (key, run.seed) in scratch), None)
+        # A named variant of the training keeps the plain reference, where it has none of its own; nothing else does.
+        keys = [_training(config), *([Line(config).problem] if config.variant else [])]
+        alone = next((scratch[key, run.seed] for key in keys if (key, run.seed) in scratch), None)
         line.metrics[run.seed] = _metrics(config, run.matrix(split), alone)
         line.epochs[run.seed], line.samples[run.seed] = run.epochs, run.samples
     _tell_apart(list(found.values()))
     return list(found.values())
 
 
-def _shared(config: RunConfig) -> tuple[str, str]:
-    """What a scratch run has in common with the runs that it is the reference of: the training too, if there is such a one;
-    a variant of the training keeps the plain reference."""
-    loose = repr((config.benchmark, config.scale, sorted(config.stream.items()), sorted(config.net.items())))
-    return loose + repr(sorted(config.training.items())), loose
+def readable(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> list[tuple[RunConfig, RunDirectory]]:
+    """Without the finished ones whose numbers are damaged: they are named, and the others are shown."""
+    found = []
+    for config, run in runs:
+        try:
+            if run.done:
+                run.matrix()
+        except RunError as error:
+            warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=3)
+        else:
+            found.append((config, run))
+    return found
+
+
+def _training(config: RunConfig) -> str:
+    """What a scratch run has in common with the runs that it is the reference of."""
+    return Line(config).problem + repr(_sorted(config.training))
+
+
+def _sorted(section: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(section.items())
+
+
+def _scratch_on_disk(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> list[tuple[RunConfig, RunDirectory]]:
+    """References that an earlier command has computed: they are shared by all methods."""
+    found = {}
+    for config, run in runs:
+        alone = replace(config, method="scratch", variant="", settings={})
+        found[alone.benchmark, alone.hash, run.seed] = (alone, RunDirectory.of(run.path.parents[3], alone, run.seed))
+    return list(found.values())
 
 
 def _tell_apart(rows: Sequence[Line]) -> None:
@@ -140,7 +175,13 @@ def comparisons(rows: Sequence[Line], metric: str = "aac") -> list[str]:
             continue
         base = "+".join(term for term in terms if term != "afec")
         own = {term: settings for term, settings in ours.config.settings.items() if term != "afec"}
-        others = [row for row in rows if row.config.method == base and row.config.benchmark == ours.config.benchmark]
+        others = [
+            row
+            for row in rows
+            if row.config.method == base
+            and row.problem == ours.problem
+            and (row.config.variant or row.config.training == ours.config.training)
+        ]
         same = {row.config.variant for row in others if row.config.settings == own}
         for theirs in others:
             seeds = sorted(ours.metrics.keys() & theirs.metrics.keys())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 __all__ = ["LossKind", "Scenario", "Split", "Stream", "Task"]
@@ -26,11 +27,12 @@ class Split(NamedTuple):
         return self.inputs.shape[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """One thing to learn.
 
-    `decode` turns outputs into class numbers, and regression targets too: accuracy is one notion for every task.
+    `decode` turns outputs into class numbers, and regression targets too: accuracy is one notion for every task. For a
+    classification it is the largest output; a regression must say how its outputs are read.
     """
 
     name: str
@@ -39,16 +41,55 @@ class Task:
     test: Split
     outputs: int
     loss: LossKind
-    decode: Callable[[Tensor], Tensor] = lambda outputs: outputs.argmax(dim=1)
+    decode: Callable[[Tensor], Tensor] = None  # type: ignore[assignment]  # set below
 
     def __post_init__(self) -> None:
+        if self.loss not in get_args(LossKind):
+            raise ValueError(f"the loss of task '{self.name}' must be 'cross_entropy' or 'mse'; got {self.loss!r}")
         for name in ("train", "validation", "test"):
-            inputs, targets = getattr(self, name)
-            if len(inputs) == 0 or len(inputs) != len(targets):
+            object.__setattr__(self, name, self._checked(name, getattr(self, name)))
+        if self.decode is None:
+            if self.loss == "mse":
                 raise ValueError(
-                    f"the {name} split of task '{self.name}' has {len(inputs)} inputs and {len(targets)} "
-                    "targets; it needs as many of one as of the other, and at least one"
+                    f"task '{self.name}' is a regression, so it needs decode=: a function from outputs (and targets) to "
+                    "class numbers, which is how its accuracy is read"
                 )
+            object.__setattr__(self, "decode", _largest)
+
+    def _checked(self, name: str, split: object) -> Split:
+        """The split, or an error that says what is wrong with it."""
+        where = f"the {name} split of task '{self.name}'"
+        parts = tuple(split) if isinstance(split, tuple | list) else (split,)
+        if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+            kinds = ", ".join(type(part).__name__ for part in parts)
+            raise TypeError(f"{where} must be Split(inputs, targets), two tensors (torch.as_tensor); got {kinds}")
+        inputs, targets = parts
+        if len(inputs) == 0 or len(inputs) != len(targets):
+            raise ValueError(
+                f"{where} has {len(inputs)} inputs and {len(targets)} targets; it needs as many of one as of the other, "
+                "and at least one"
+            )
+        if self.loss == "cross_entropy":
+            if targets.dtype != torch.int64 or targets.dim() != 1:
+                raise ValueError(
+                    f"{where} needs class numbers as targets, int64 of shape (samples,); got {targets.dtype} of shape "
+                    f"{tuple(targets.shape)}"
+                )
+            if int(targets.min()) < 0 or int(targets.max()) >= self.outputs:
+                raise ValueError(
+                    f"{where} has classes {int(targets.min())} to {int(targets.max())}, but the task has outputs="
+                    f"{self.outputs}: classes are 0 to {self.outputs - 1}"
+                )
+        elif targets.shape != (len(inputs), self.outputs) or not targets.is_floating_point():
+            raise ValueError(
+                f"{where} needs targets of shape (samples, outputs) = {(len(inputs), self.outputs)}, floating point; "
+                f"got {targets.dtype} of shape {tuple(targets.shape)}"
+            )
+        return Split(inputs, targets)
+
+    def __repr__(self) -> str:
+        sizes = "/".join(str(split.size) for split in (self.train, self.validation, self.test))
+        return f"Task('{self.name}', {self.loss}, {self.outputs} outputs, {sizes} samples for training/validation/test)"
 
     def classes(self, split: Split) -> Tensor:
         """The true class of each sample of `split`."""
@@ -57,6 +98,10 @@ class Task:
     def accuracy(self, outputs: Tensor, split: Split) -> float:
         """The fraction of `split` whose class is read off `outputs` rightly."""
         return (self.decode(outputs) == self.classes(split)).float().mean().item()
+
+
+def _largest(outputs: Tensor) -> Tensor:
+    return outputs.argmax(dim=1)
 
 
 @dataclass(frozen=True)
