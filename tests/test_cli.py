@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from afec.cli import expanded, main
+from afec.cli import STOPPED, expanded, main
 from afec.lab import RunDirectory, benchmark_names, engine, find_runs, plan, run, study, unfinished
 from afec.methods.expression import METHODS
 
@@ -458,7 +458,7 @@ def test_ctrl_c_leaves_a_resumable_study_and_no_process(begun, in_process, tmp_p
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and workers alike
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert error.strip() == "stopped; finished runs are kept, go on with the same command or with `afec resume`"
+    assert error.strip() == STOPPED.format(tmp_path / "runs")
     wait_until(lambda: not any(map(alive, children)))
     goes_on_to_the_same_bytes(tmp_path)
 
