@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import random
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from afec.lab import engine
 
 torch.set_num_threads(1)
 # Timings are noise on a shared machine, so no deadline; the same examples every time, so no flaky run.
@@ -31,3 +37,23 @@ def _no_global_hook_survives() -> Iterator[None]:
     _global_optimizer_pre_hooks.clear()  # so that one leak is one failure
     _global_optimizer_post_hooks.clear()
     assert not left
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """The engine's workers are this process: its logic stays, the seconds for starting processes go."""
+
+    @contextmanager
+    def pool(workers):
+        said = queue.Queue()
+        monkeypatch.setattr(engine, "_said", said)
+        monkeypatch.setattr(engine, "_stop", threading.Event())
+
+        def submit(work, *arguments):
+            future = Future()
+            future.set_result(work(*arguments))
+            return future
+
+        yield submit, said
+
+    monkeypatch.setattr(engine, "_pool", pool)

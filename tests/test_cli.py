@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -23,26 +20,6 @@ from afec.methods.expression import METHODS
 
 SMALL = ["--scale", "smoke", "--set", "stream.sizes=[2,2]", "training.max_epochs=2"]
 LONG = ["--scale", "smoke", "--set", "stream.sizes=[2,2,2]", "training.max_epochs=60", "training.patience=off"]
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """The engine's workers are this process: its logic stays, the seconds for starting processes go."""
-
-    @contextmanager
-    def pool(workers):
-        said = queue.Queue()
-        monkeypatch.setattr(engine, "_said", said)
-        monkeypatch.setattr(engine, "_stop", threading.Event())
-
-        def submit(work, *arguments):
-            future = Future()
-            future.set_result(work(*arguments))
-            return future
-
-        yield submit, said
-
-    monkeypatch.setattr(engine, "_pool", pool)
 
 
 def afec(*arguments, **options):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import queue
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,29 +21,9 @@ from small_lab import quick_config, quick_file
 from afec import files
 from afec.cli import main
 from afec.files import load_tree
-from afec.lab import Job, RunDirectory, RunError, directory, engine, execute, find_runs, run, unfinished
+from afec.lab import Job, RunDirectory, RunError, directory, execute, find_runs, run, unfinished
 from afec.report.picture import draw_study
 from afec.report.table import lines
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """The engine's workers are this process."""
-
-    @contextmanager
-    def pool(workers):
-        said = queue.Queue()
-        monkeypatch.setattr(engine, "_said", said)
-        monkeypatch.setattr(engine, "_stop", threading.Event())
-
-        def submit(work, *arguments):
-            future = Future()
-            future.set_result(work(*arguments))
-            return future
-
-        yield submit, said
-
-    monkeypatch.setattr(engine, "_pool", pool)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import csv
-import queue
 import re
 import sys
-import threading
 import tomllib
-from concurrent.futures import Future
-from contextlib import contextmanager
 
 import pytest
 from small_lab import TEXT, quick_file
@@ -54,26 +50,6 @@ def bench(grids=GRIDS, text=TEXT):
 def how(method="ewc+afec", **options):
     options = {"scale": "tiny", "seeds": (100, 101), "benchmark": bench()} | options
     return Plan(method=method, **options)
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """The engine's workers are this process."""
-
-    @contextmanager
-    def pool(workers):
-        said = queue.Queue()
-        monkeypatch.setattr(engine, "_said", said)
-        monkeypatch.setattr(engine, "_stop", threading.Event())
-
-        def submit(work, *arguments):
-            future = Future()
-            future.set_result(work(*arguments))
-            return future
-
-        yield submit, said
-
-    monkeypatch.setattr(engine, "_pool", pool)
 
 
 @pytest.fixture

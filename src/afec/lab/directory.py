@@ -147,9 +147,12 @@ class RunDirectory:
     def append_events(self, events: Sequence[dict[str, Any]]) -> None:
         """Some more lines; a line that a crash has cut is skipped by readers."""
         path = self.path / "events.jsonl"
-        cut = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n" * cut + "".join(json.dumps(event) + "\n" for event in events))
+        text = "".join(json.dumps(event) + "\n" for event in events).encode()
+        with path.open("ab+") as file:  # every write goes to the end
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                text = text if file.read(1) == b"\n" else b"\n" + text
+            file.write(text)
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the last checkpoint; the one before it stays, in case the new one is damaged later."""

@@ -30,8 +30,8 @@ def plan(
         if path[0] == "method" and path[1] not in used:
             raise SpecError(f"--set {text}: {path[1]} is part of none of the methods {', '.join(methods)}")
     configs = [
-        resolve(load_benchmark(benchmark), method, scale, changes, tuned)
-        for benchmark in benchmarks
+        resolve(benchmark, method, scale, changes, tuned)
+        for benchmark in map(load_benchmark, benchmarks)
         for changes in grid(sets)
         for method in methods
     ]

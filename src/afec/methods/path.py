@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from afec.guard import Step, checked_flag, one_of
+from afec.guard import State, Step, Term, bookmarked, checked_flag, one_of, returned
 from afec.methods.presets import settings
 
-__all__ = ["PathOptions", "path_options", "wide_zeros"]
+__all__ = ["PathOptions", "PathTerm", "path_options", "wide_zeros"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,36 @@ class PathOptions:
 
     def __str__(self) -> str:
         return f"damping={self.damping:g}, clamp={self.clamp}, half={self.half}, gradient={self.gradient!r}"
+
+
+class PathTerm(Term):
+    """What SI and RWALK do alike: they watch every step, and a bookmark cuts their path."""
+
+    strength: float
+    path: PathOptions
+
+    @property
+    def is_off(self) -> bool:
+        """λ = 0."""
+        return self.strength == 0
+
+    @property
+    def exempt_contracts(self) -> dict[str, str]:
+        """What `afec.testing` does not ask of it, and why."""
+        return self.path.exempt_contracts
+
+    @property
+    def observes(self) -> frozenset[str]:
+        """The gradient of every step."""
+        return self.path.observes
+
+    def bookmark(self, flight: State) -> State:
+        """The path up to here is the one that counts, if the learner returns."""
+        return bookmarked(flight) if self.path.rewind else flight
+
+    def return_to_bookmark(self, flight: State) -> State:
+        """Only the path up to the bookmark has led to these weights."""
+        return returned(flight) if self.path.rewind else flight
 
 
 def path_options(method: str, preset: str, given: Mapping[str, Any]) -> PathOptions:

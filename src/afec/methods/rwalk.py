@@ -22,15 +22,15 @@ from typing import Literal, final
 import torch
 
 from afec.gaussian import Gaussian
-from afec.guard import GuardedTask, Params, State, Step, Term, bookmarked, checked_weight, rehearsed_steps, returned
-from afec.methods.path import PathOptions, path_options, wide_zeros
+from afec.guard import GuardedTask, Params, State, Step, checked_weight, rehearsed_steps
+from afec.methods.path import PathTerm, path_options, wide_zeros
 from afec.methods.presets import Preset, settings
 
 __all__ = ["RWALK"]
 
 
 @final
-class RWALK(Term):
+class RWALK(PathTerm):
     """Pull each weight to where the old tasks left it, by its Fisher information and by what its path gave to the losses.
 
     Args:
@@ -63,7 +63,7 @@ class RWALK(Term):
         super().__init__(params)
         self.strength = checked_weight("RWALK: strength (λ)", strength)
         given = {"damping": damping, "clamp": clamp, "half": half, "gradient": gradient, "rewind": rewind}
-        self.path: PathOptions = path_options("RWALK", preset, given)
+        self.path = path_options("RWALK", preset, given)
         self.alpha = checked_weight("RWALK: alpha (α)", settings(self.name, preset, alpha=alpha)["alpha"])
         if not 0 < self.alpha <= 1:
             raise ValueError(f"RWALK: alpha (α) must be in (0, 1]; got {alpha!r}")
@@ -71,21 +71,6 @@ class RWALK(Term):
     def described(self) -> str:
         """`RWALK(strength=…)`."""
         return f"RWALK(strength={self.strength:g}, alpha={self.alpha:g}, {self.path})"
-
-    @property
-    def is_off(self) -> bool:
-        """λ = 0."""
-        return self.strength == 0
-
-    @property
-    def exempt_contracts(self) -> dict[str, str]:
-        """What `afec.testing` does not ask of it, and why."""
-        return self.path.exempt_contracts
-
-    @property
-    def observes(self) -> frozenset[str]:
-        """The gradient of every step."""
-        return self.path.observes
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """F_run and s_run go on from the last task; a weight, or a row, that is new starts at 0."""
@@ -115,14 +100,6 @@ class RWALK(Term):
             "fisher": {**flight["fisher"], **dict(zip(names, fisher, strict=True))},
             "score": {**flight["score"], **dict(zip(names, score, strict=True))},
         }
-
-    def bookmark(self, flight: State) -> State:
-        """The path up to here is the one that counts, if the learner returns."""
-        return bookmarked(flight) if self.path.rewind else flight
-
-    def return_to_bookmark(self, flight: State) -> State:
-        """Only the path up to the bookmark has led to these weights."""
-        return returned(flight) if self.path.rewind else flight
 
     def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
         """F + s around the latest weights, times λ (2λ without the ½); nothing in the first task."""

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from afec.gaussian import Gaussian, running_sum
-from afec.guard import GuardedTask, Params, State, Step, Term, bookmarked, checked_weight, rehearsed_steps, returned
-from afec.methods.path import PathOptions, path_options, wide_zeros
+from afec.guard import GuardedTask, Params, State, Step, checked_weight, rehearsed_steps
+from afec.methods.path import PathTerm, path_options, wide_zeros
 from afec.methods.presets import Preset
 
 __all__ = ["SI"]
 
 
 @final
-class SI(Term):
+class SI(PathTerm):
     """Pull each weight to where the old tasks left it, by what its path gave to the fall of their losses.
 
     Args:
@@ -59,26 +59,11 @@ class SI(Term):
         super().__init__(params)
         self.strength = checked_weight("SI: strength (λ)", strength)
         given = {"damping": damping, "clamp": clamp, "half": half, "gradient": gradient, "rewind": rewind}
-        self.path: PathOptions = path_options("SI", preset, given)
+        self.path = path_options("SI", preset, given)
 
     def described(self) -> str:
         """`SI(strength=…)`."""
         return f"SI(strength={self.strength:g}, {self.path})"
-
-    @property
-    def is_off(self) -> bool:
-        """λ = 0."""
-        return self.strength == 0
-
-    @property
-    def exempt_contracts(self) -> dict[str, str]:
-        """What `afec.testing` does not ask of it, and why."""
-        return self.path.exempt_contracts
-
-    @property
-    def observes(self) -> frozenset[str]:
-        """The gradient of every step."""
-        return self.path.observes
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """Where the path starts, and W = 0."""
@@ -90,14 +75,6 @@ class SI(Term):
         names, gradients, changes = self.path.seen(step)
         new = torch._foreach_addcmul(self.path.of(flight["path"], names, gradients), gradients, changes, value=-1)
         return {**flight, "path": {**flight["path"], **dict(zip(names, new, strict=True))}}
-
-    def bookmark(self, flight: State) -> State:
-        """The path up to here is the one that counts, if the learner returns."""
-        return bookmarked(flight) if self.path.rewind else flight
-
-    def return_to_bookmark(self, flight: State) -> State:
-        """Only the path up to the bookmark has led to these weights."""
-        return returned(flight) if self.path.rewind else flight
 
     def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
         """Ω around the latest weights, times λ (2λ without the ½); nothing in the first task."""
