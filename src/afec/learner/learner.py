@@ -158,7 +158,7 @@ class Learner(Trained):
                     train,
                     loss,
                     predict=loss.outputs,
-                    likelihood=LIKELIHOOD[task.loss],
+                    likelihood=LIKELIHOOD.get(task.loss),
                     batch_size=self.schedule.batch_size,
                     train=expand,
                     progress=self.progress,
@@ -179,7 +179,7 @@ class Learner(Trained):
         for task in tasks[len(self._known) :]:
             self._enter(task)
             self._known.append(Known(task.name, task.outputs, task.loss))
-        losses = [HeadLoss(number, task.loss, self.machine) for number, task in enumerate(tasks)]
+        losses = [HeadLoss.of(number, task, self.machine) for number, task in enumerate(tasks)]
         train = Mixture([stored(task.train, self.machine) for task in tasks])
         validation = Mixture([stored(task.validation, self.machine) for task in tasks])
         seed = seed_from("learner", self.seed, len(tasks) - 1, "train")
@@ -209,7 +209,7 @@ class Learner(Trained):
                 f"task {number + 1}, '{task.name}', has {task.outputs} outputs, but head {number + 1} of the net has {size}; "
                 "make the net for this stream: MultiHead(backbone, stream.outputs), or give the backbone alone"
             )
-        return number, HeadLoss(number, task.loss, self.machine)
+        return number, HeadLoss.of(number, task, self.machine)
 
     def _check_unfinished(self, task: Task) -> None:
         begun = None if self._unfinished is None else self._unfinished["task"]

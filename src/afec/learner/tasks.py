@@ -16,9 +16,24 @@ from afec.streams import Split, Task
 
 __all__ = ["LIKELIHOOD", "Batches", "HeadLoss", "Mixture", "mixture_loss", "predict_in_chunks", "stored"]
 
-CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
+
+def _cosine(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 1 - F.cosine_similarity(outputs, targets).mean()
+
+
+def _angular(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 1 - (outputs - targets).cos().mean()
+
+
+CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": F.cross_entropy,
+    "mse": F.mse_loss,
+    "cosine": _cosine,
+    "angular": _angular,
+}
 LIKELIHOOD: dict[str, Likelihood] = {"cross_entropy": "categorical", "mse": "gaussian"}
-"""What a loss is the negative log of. The mean square of two coordinates is ½‖·‖², a Gaussian's of unit variance."""
+"""What a loss is the negative log of, where it is of one that we know. The mean square of two coordinates is ½‖·‖², a Gaussian's
+of unit variance."""
 
 
 def stored(split: Split, machine: Machine) -> Split:
@@ -49,14 +64,26 @@ class HeadLoss:
     number: int
     kind: str
     machine: Machine
+    prepare: Callable[[Tensor], Tensor] | None = None
+    augment: Callable[[Tensor], Tensor] | None = None
+
+    @classmethod
+    def of(cls, number: int, task: Task, machine: Machine) -> HeadLoss:
+        """The loss of `task`, which has head number `number`."""
+        return cls(number, task.loss, machine, task.prepare, task.augment)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss."""
         return CRITERIA[self.kind](self.outputs(model, batch), batch[1])
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:
-        """What the head says."""
-        outputs: Tensor = model(self.machine.batch(batch[0]), task=self.number)
+        """What the head says; of augmented inputs where the model is in training mode."""
+        inputs: Tensor = batch[0]
+        if self.augment is not None and model.training:
+            inputs = self.augment(inputs)
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
+        outputs: Tensor = model(self.machine.batch(inputs), task=self.number)
         return outputs
 
 

@@ -48,7 +48,7 @@ class Trained:
         else:
             asked = [(self._number_of(task.name, place), task) for place, task in enumerate(tasks)]
         return [
-            accuracy(self.net, HeadLoss(number, task.loss, self.machine), task, getattr(task, split))
+            accuracy(self.net, HeadLoss.of(number, task, self.machine), task, getattr(task, split))
             for number, task in asked
         ]
 

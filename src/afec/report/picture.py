@@ -55,7 +55,7 @@ def draw_predictions(path: Path, runs: Runs) -> None:
 
 
 def _panel(net: MultiHead, config: RunConfig, task: Task, seed: int, number: int) -> Panel:
-    outputs = predict_in_chunks(net, HeadLoss(number, task.loss, config.machine), task.test.inputs)
+    outputs = predict_in_chunks(net, HeadLoss.of(number, task, config.machine), task.test.inputs)
     return Panel(
         points=outputs.numpy(),
         classes=task.classes(task.test).numpy(),

@@ -11,7 +11,8 @@ from torch import Tensor
 
 __all__ = ["LossKind", "Scenario", "Split", "Stream", "Task"]
 
-LossKind = Literal["cross_entropy", "mse"]
+LossKind = Literal["cross_entropy", "mse", "cosine", "angular"]
+"""`cosine`: 1 − cos of the angle between the output, a vector, and the target's. `angular`: 1 − cos(output − target), both angles."""
 Scenario = Literal["task", "class"]
 
 
@@ -42,14 +43,19 @@ class Task:
     outputs: int
     loss: LossKind
     decode: Callable[[Tensor], Tensor] = None  # type: ignore[assignment]  # set below
+    prepare: Callable[[Tensor], Tensor] | None = None
+    """From the inputs as they are kept (images: bytes) to what a net is given (floats, normalised); None: as they are."""
+    augment: Callable[[Tensor], Tensor] | None = None
+    """Changes a batch of inputs as they are kept, at random, wherever a net is in training mode; None: nothing."""
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(LossKind):
-            raise ValueError(f"the loss of task '{self.name}' must be 'cross_entropy' or 'mse'; got {self.loss!r}")
+            kinds = ", ".join(repr(kind) for kind in get_args(LossKind))
+            raise ValueError(f"the loss of task '{self.name}' must be one of {kinds}; got {self.loss!r}")
         for name in ("train", "validation", "test"):
             object.__setattr__(self, name, self._checked(name, getattr(self, name)))
         if self.decode is None:
-            if self.loss == "mse":
+            if self.loss != "cross_entropy":
                 raise ValueError(
                     f"task '{self.name}' is a regression, so it needs decode=: a function from outputs (and targets) to "
                     "class numbers, which is how its accuracy is read"

@@ -293,7 +293,3 @@ def _listing(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, no_wrap=name != "")
     return table
-
-
-if __name__ == "__main__":
-    entry()

@@ -1,0 +1,5 @@
+"""`python -m afec.cli`."""
+
+from afec.cli import entry
+
+entry()
