@@ -1,0 +1,6 @@
+"""Readers of the official files of public datasets: bytes from the disk to tensors, nothing of tasks yet."""
+
+from afec.data.cifar import CIFAR, load_cifar10, load_cifar100
+from afec.data.root import DataError, data_root
+
+__all__ = ["CIFAR", "DataError", "data_root", "load_cifar10", "load_cifar100"]
