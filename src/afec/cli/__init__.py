@@ -38,7 +38,7 @@ from afec.naming import unknown
 from afec.nets import NETS
 from afec.report.picture import draw_study
 from afec.report.search import draw_search, trials_table
-from afec.report.table import Line, comparisons, lines, study_table
+from afec.report.table import Line, comparisons, lines, problems, study_table
 from afec.streams import STREAMS
 
 __all__ = ["app", "main"]
@@ -52,7 +52,8 @@ STOPPED = (
 )
 LEGEND = (
     "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
-    "BWT: what old tasks gained or lost since; compute: samples with gradients, θ_e and Fisher included, relative to finetune"
+    "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
+    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
 )
 SEVERAL = ("--method", "-m", "--set")  # options that take all the words up to the next option
 
@@ -275,12 +276,12 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
 
 def _show(console: Console, outcomes: Sequence[Outcome]) -> None:
     rows = lines([(outcome.job.config, outcome.directory) for outcome in outcomes])
-    for problem in dict.fromkeys(row.problem for row in rows):  # other tasks or another net are another table
-        mine = [row for row in rows if row.problem == problem]
-        console.print(study_table(mine))
-        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
-        for sentence in comparisons(mine):
+    for mark, mine in problems(rows):  # other tasks or another net are another table
+        console.print(study_table(mine, mark))
+        for sentence in [*comparisons(mine), *comparisons(mine, "transfer")]:
             console.print(sentence, highlight=False, soft_wrap=True)
+    if rows:
+        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
 
 
 def _console() -> Console:

@@ -12,10 +12,9 @@ from rich.table import Table
 
 from afec.lab.engine import Job, Outcome
 from afec.learner import Phase
+from afec.learner.progress import NAMES
 
 __all__ = ["Watch"]
-
-PHASES = {"theta_e": "expansion", "train": "learning", "joint": "learning all"}
 
 
 class Watch(AbstractContextManager["Watch"]):
@@ -76,7 +75,7 @@ class Watch(AbstractContextManager["Watch"]):
         for job, phase in self.running.values():
             epoch = phase.epoch
             table.add_row(
-                job.config.label, str(job.seed), f"{phase.task + 1} {phase.name}", PHASES[phase.phase],
+                job.config.label, str(job.seed), f"{phase.task + 1} {phase.name}", NAMES[phase.phase],
                 str(epoch.number), f"{epoch.lr:.1e}", f"{epoch.loss:.4g}",
             )  # fmt: skip
         failed = f", {self.failed} failed" if self.failed else ""

@@ -65,8 +65,13 @@ class MultiHead(nn.Module):
             raise IndexError(
                 f"task must be 0 to {len(self.heads) - 1}: this net has {len(self.heads)} heads; got {task}"
             )
-        outputs: Tensor = self.heads[task](self.backbone(x))
+        outputs: Tensor = self.heads[task](self.represent(x, task))
         return outputs
+
+    def represent(self, x: Tensor, task: int) -> Tensor:
+        """The features of the inputs `x`, as the head of task number `task` is given them."""
+        features: Tensor = self.backbone(x)
+        return features
 
     def guarded_parameters(self) -> Iterator[nn.Parameter]:
         """The weights that tasks share, and that a guard therefore pulls."""
