@@ -9,7 +9,7 @@ The drawings have 105×105 pixels in black and white; they are given as 28×28 b
 none. A pixel of the small image is the mean over the square of 3.75 × 3.75 pixels that it covers, parts of pixels counted as
 parts, so that no ink is lost.
 
-An alphabet is read when it is asked for: the 32,460 files of all take some seconds.
+An alphabet is read when it is asked for: the 32,460 files of all take about ten seconds.
 """
 
 from __future__ import annotations
@@ -161,9 +161,7 @@ def _contents(place: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
             try:
                 yield where, archive.read(name)
             except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
-                raise DataError(
-                    f"{where}: it cannot be read ({error}); `afec data get omniglot --again`"
-                ) from error
+                raise DataError(f"{where}: it cannot be read ({error}); `afec data get omniglot --again`") from error
 
 
 def _drawing(where: str, content: bytes) -> np.ndarray:
@@ -185,5 +183,5 @@ def _scaled(ink: Tensor) -> Tensor:
     pixel = torch.arange(DRAWN, dtype=torch.float64)
     # What part of each small pixel lies on each large one, along one side.
     cover = ((torch.minimum(high, pixel + 1) - torch.maximum(low, pixel)).clamp(min=0) * (SIZE / DRAWN)).float()
-    parts = [255 * (cover @ part.float() @ cover.T) for part in ink.split(1024)]
+    parts = [255 * (cover @ part.float() @ cover.T) for part in torch.split(ink, 1024)]
     return torch.cat([part.round().to(torch.uint8) for part in parts])

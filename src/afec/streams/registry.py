@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afec.naming import check_section, fault
+from afec.streams.cifar import cifar10_100, cifar100, cifar100_sc
 from afec.streams.digits import digits, digits_regression
 from afec.streams.task import Scenario, Stream
 
@@ -26,8 +27,8 @@ class StreamRecord:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of its options: the arguments of `function` without the seed."""
-        return tuple(name for name in inspect.signature(self.function).parameters if name != "seed")
+        """The names of its options: the arguments of `function` without the seed, and without where the data are."""
+        return tuple(name for name in inspect.signature(self.function).parameters if name not in ("seed", "root"))
 
 
 STREAMS: dict[str, StreamRecord] = {
@@ -40,6 +41,9 @@ STREAMS: dict[str, StreamRecord] = {
             "contradictory arrangements of the same handwritten digits on a circle; built in",
             "task",
         ),
+        StreamRecord("cifar100-sc", cifar100_sc, "the 20 superclasses of CIFAR-100, five classes each", "task"),
+        StreamRecord("cifar100", cifar100, "the 100 classes of CIFAR-100, five per task", "task"),
+        StreamRecord("cifar10-100", cifar10_100, "CIFAR-10 as two tasks, then CIFAR-100 as 20", "task"),
     )
 }
 
