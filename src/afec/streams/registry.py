@@ -10,6 +10,7 @@ from typing import Any
 from afec.naming import check_section, fault
 from afec.streams.cifar import cifar10_100, cifar100, cifar100_sc
 from afec.streams.digits import digits, digits_regression
+from afec.streams.omniglot import omniglot
 from afec.streams.task import Scenario, Stream
 
 __all__ = ["STREAMS", "StreamRecord", "check_stream", "make_stream"]
@@ -44,6 +45,7 @@ STREAMS: dict[str, StreamRecord] = {
         StreamRecord("cifar100-sc", cifar100_sc, "the 20 superclasses of CIFAR-100, five classes each", "task"),
         StreamRecord("cifar100", cifar100, "the 100 classes of CIFAR-100, five per task", "task"),
         StreamRecord("cifar10-100", cifar10_100, "CIFAR-10 as two tasks, then CIFAR-100 as 20", "task"),
+        StreamRecord("omniglot", omniglot, "the 50 alphabets of Omniglot, a character a class", "task"),
     )
 }
 
