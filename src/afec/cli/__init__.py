@@ -1,8 +1,9 @@
-"""The command line: `afec run | tune | resume | list`."""
+"""The command line: `afec run | tune | resume | list | data`."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from afec.cli.data import Data
+from afec.cli.data import data as data_app
+from afec.data.root import VARIABLE
 from afec.files import FileError, write_text
 from afec.lab import (
     REFERENCES,
@@ -46,6 +50,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     help="Continual learning with active forgetting.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
+app.add_typer(data_app, name="data")
 PICTURES = (".png", ".svg", ".pdf")
 STOPPED = (
     "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
@@ -82,6 +87,7 @@ def run(
     ] = [],  # noqa: B006
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+    data: Data = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
     tuned: Annotated[Path | None, typer.Option(help="Settings that `afec tune` has written.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
@@ -111,6 +117,7 @@ def tune(
     set_: Annotated[list[str], typer.Option("--set", help="section.key=value")] = [],  # noqa: B006
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+    data: Data = None,
     out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
 ) -> None:
     """Tune a method on validation accuracy: λ first, without AFEC, then λ_e with that λ kept, as in the paper."""
@@ -130,6 +137,7 @@ def tune(
 def resume(
     runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+    data: Data = None,
 ) -> None:
     """Finish the runs that were begun and not finished, each from its last checkpoint."""
     if not runs.is_dir():
@@ -168,6 +176,7 @@ def list_() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (by default those of the process) and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    before = os.environ.get(VARIABLE)
     try:
         code = app(expanded(given), standalone_mode=False, prog_name="afec")
     except (SpecError, RunError, FileError) as error:
@@ -183,6 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         show()
         return int(getattr(error, "exit_code", 2))
+    finally:  # --data is of this command alone
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
     return int(code or 0)
 
 
