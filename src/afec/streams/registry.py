@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afec.naming import check_section, fault
+from afec.streams.cifar10_regression import cifar10_regression
 from afec.streams.digits import digits, digits_regression
 from afec.streams.task import Scenario, Stream
 
@@ -38,6 +39,12 @@ STREAMS: dict[str, StreamRecord] = {
             "digits-regression",
             digits_regression,
             "contradictory arrangements of the same handwritten digits on a circle; built in",
+            "task",
+        ),
+        StreamRecord(
+            "cifar10-regression",
+            cifar10_regression,
+            "contradictory arrangements of CIFAR-10's classes on a circle (paper, Sec. 4.1)",
             "task",
         ),
     )
