@@ -1,8 +1,11 @@
 """Batch-norm whose running statistics are shared by all tasks, or each task's own.
 
-Running statistics are buffers and no guarded weights: no method pulls them. `shared` is PyTorch's batch-norm as it is, with one
-set that every task moves on. `per-task` keeps a set for each task, which only that task moves and which is used when that
-task is evaluated; the affine weights stay shared, and guarded.
+Running statistics are buffers and no guarded weights: no method pulls them. `shared` is PyTorch's batch-norm, with one set that
+every task moves on. `per-task` keeps a set for each task, which only that task moves and which is used when that task is
+evaluated; the affine weights stay shared, and guarded.
+
+Both differ from PyTorch's in one thing. Where a channel has a single value in a training batch (one sample, and a map of one
+pixel), there is no variance to divide by, and PyTorch raises; here the running statistics serve for that batch, and stay.
 """
 
 from __future__ import annotations
@@ -16,9 +19,24 @@ from torch.nn import functional as F
 
 from afec.fisher.rules import RULES
 
-__all__ = ["BatchNormKind", "TaskBatchNorm2d", "TaskStatistics", "new_batch_norm", "task_norms"]
+__all__ = ["BatchNormKind", "SharedBatchNorm2d", "TaskBatchNorm2d", "TaskStatistics", "new_batch_norm", "task_norms"]
 
 BatchNormKind = Literal["shared", "per-task"]
+
+
+def _lone(x: Tensor) -> bool:
+    """Whether each channel has one value only."""
+    return x.numel() == x.shape[1]
+
+
+class SharedBatchNorm2d(nn.BatchNorm2d):
+    """`nn.BatchNorm2d`; a training batch of one value per channel is normalised by the running statistics."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalised by the batch in training mode, by the running statistics in evaluation."""
+        if self.training and _lone(input):
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(input)
 
 
 class TaskStatistics(nn.Module):
@@ -78,23 +96,23 @@ class TaskBatchNorm2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised by the batch in training mode, by the selected task's running statistics in evaluation."""
-        mean, variance = self.running_mean, self.running_var
-        return F.batch_norm(x, mean, variance, self.weight, self.bias, self.training, self.momentum, self.eps)
+        mean, variance, of_batch = self.running_mean, self.running_var, self.training and not _lone(x)
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, of_batch, self.momentum, self.eps)
 
     def extra_repr(self) -> str:
         """What it was made with."""
         return f"{self.channels}, eps={self.eps}, momentum={self.momentum}"
 
 
-# In evaluation it is batch-norm with fixed statistics, so the same rule reads its squares.
-RULES[TaskBatchNorm2d] = RULES[nn.BatchNorm2d]
+# In evaluation they are batch-norm with fixed statistics, so the same rule reads their squares.
+RULES[SharedBatchNorm2d] = RULES[TaskBatchNorm2d] = RULES[nn.BatchNorm2d]
 
 
 def new_batch_norm(channels: int, kind: BatchNormKind) -> nn.Module:
     """A batch-norm of this kind."""
     if kind not in ("shared", "per-task"):
         raise ValueError(f"batch_norm must be 'shared' or 'per-task'; got {kind!r}")
-    return nn.BatchNorm2d(channels) if kind == "shared" else TaskBatchNorm2d(channels)
+    return SharedBatchNorm2d(channels) if kind == "shared" else TaskBatchNorm2d(channels)
 
 
 def task_norms(model: nn.Module) -> Iterator[tuple[str, TaskBatchNorm2d]]:

@@ -21,8 +21,8 @@ class VGG(nn.Module):
     3×3 convolutions with padding 1 and ReLU, 2×2 max-pooling after each group while the image is larger than one pixel, and
     the last maps flattened. Names are torchvision's (`features.0.weight` …): a pooling that a small image does not need is
     replaced by nothing, in its place. Weights start as torchvision starts them, from Kaiming's normal distribution
-    (`fan_out`) with biases at zero: eight layers of PyTorch's own initial weights, a factor of √6 smaller, let almost
-    nothing of the image through, and without batch-norm they do not learn.
+    (`fan_out`) with biases at zero. PyTorch's own initial weights are smaller by a factor of about √6 in each of the eight
+    layers: the features of two images then differ by hundredths, and without batch-norm they are learned slowly, or not.
     """
 
     def __init__(self, channels: int, size: int, width: int, batch_norm: BatchNormKind | None) -> None:
