@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -93,3 +95,38 @@ def python2_pickle(images: np.ndarray | None, lists: dict[str, list[int] | list[
 
 def _string(value: bytes) -> bytes:
     return b"U" + bytes([len(value)]) + value
+
+
+def write_omniglot(folder: Path, zipped: bool, drawings: int = 6, names: dict[str, list[str]] | None = None) -> None:
+    """30 + 20 alphabets with two or three characters, as folders or as zip files; character k is a bar of k + 1 columns.
+
+    The drawings of a character differ by how far down their bar reaches: 40 rows for the first, 41 for the second, …
+    """
+    number = 0
+    for part, count in {"images_background": 30, "images_evaluation": 20}.items():
+        files = {}
+        for alphabet in (names or {}).get(part) or [f"{part[7:11]}_{k:02d}" for k in range(count)]:
+            for character in range(2 + number % 2):
+                for drawing in range(drawings):
+                    ink = np.zeros((105, 105), bool)
+                    ink[: 40 + drawing, : character + 1] = True
+                    name = f"{part}/{alphabet}/character{character + 1:02d}/{number:04d}_{drawing + 1:02d}.png"
+                    files[name] = png(ink)
+            number += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        if zipped:
+            with zipfile.ZipFile(folder / f"{part}.zip", "w") as archive:
+                archive.writestr(f"{part}/", "")
+                for name, content in files.items():
+                    archive.writestr(name, content)
+        else:
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+
+
+def png(ink: np.ndarray) -> bytes:
+    """Black ink on white paper, one bit per pixel."""
+    out = io.BytesIO()
+    Image.fromarray(~ink).save(out, "PNG")
+    return out.getvalue()

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -132,13 +133,23 @@ def load_tuned(path: Path) -> Changes:
 
 
 def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the changes on top, table by table."""
+    """`base` with the changes on top, table by table; `"*2"` is twice the number that is there."""
     result = dict(base)
     for change in changes:
         for key, value in change.items():
-            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-            result[key] = merged(result[key], value) if both else value
+            below = result.get(key)
+            both = isinstance(value, Mapping) and isinstance(below, Mapping)
+            result[key] = merged(result[key], value) if both else _times(below, value)
     return result
+
+
+def _times(below: Any, value: Any) -> Any:
+    """The value, or so many times the number below it; a factor with no number below it stays, and is no valid number."""
+    factor = re.fullmatch(r"\*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
+    if factor is None or type(below) not in (int, float):
+        return value
+    product = below * float(factor[1])
+    return int(product) if isinstance(below, int) and product.is_integer() else product
 
 
 def condition(name: str, where: str) -> tuple[str, str, Any]:
