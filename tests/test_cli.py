@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
 
 import psutil
 import pytest
@@ -16,23 +14,15 @@ from afec.cli import expanded, main
 from afec.cli.work import STOPPED
 from afec.lab import RunDirectory, benchmark_names, engine, find_runs, plan, run, study, unfinished
 from afec.methods.expression import METHODS
+from small_processes import accuracies, afec, alive, wait_until
 
 SMALL = ["--scale", "smoke", "--set", "stream.sizes=[2,2]", "training.max_epochs=2"]
 LONG = ["--scale", "smoke", "--set", "stream.sizes=[2,2,2]", "training.max_epochs=60", "training.patience=off"]
 
 
-def afec(*arguments, **options):
-    """The command in a process of its own."""
-    return subprocess.Popen([sys.executable, "-m", "afec.cli", *arguments], **options)
-
-
 def stamps(root):
     files = [file for file in root.rglob("*") if file.is_file()]
     return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
-
-
-def accuracies(root):
-    return {found.path.relative_to(root): (found.path / "accuracy.csv").read_bytes() for found in find_runs(root)}
 
 
 # -- what it shows ------------------------------------------------------------------------------------------------
@@ -340,20 +330,6 @@ def test_resume_of_the_wrong_place_is_refused(tmp_path, capsys):
 
 
 # -- processes ----------------------------------------------------------------------------------------------------
-
-
-def wait_until(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def alive(process):
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.slow

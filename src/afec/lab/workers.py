@@ -162,9 +162,7 @@ class _Worker:
         self.place = place
         try:
             self.line.send((place, work))
-        except OSError:
-            if not self.process.is_alive() and not self.ready:
-                raise RunError(self.obituary()) from None
+        except OSError:  # it has died; where it is a new one, `hear` will say so
             return False
         return True
 
