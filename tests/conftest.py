@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import random
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from hypothesis import settings
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from afec.lab import engine
+from afec.lab.workers import Said
 
 torch.set_num_threads(1)
 # Timings are noise on a shared machine, so no deadline; the same examples every time, so no flaky run.
@@ -43,17 +41,30 @@ def _no_global_hook_survives() -> Iterator[None]:
 def in_process(monkeypatch):
     """The engine's workers are this process: its logic stays, the seconds for starting processes go."""
 
-    @contextmanager
-    def pool(workers):
-        said = queue.Queue()
-        monkeypatch.setattr(engine, "_said", said)
-        monkeypatch.setattr(engine, "_stop", threading.Event())
+    class Here:
+        """As `Workers`, without processes."""
 
-        def submit(work, *arguments):
-            future = Future()
-            future.set_result(work(*arguments))
-            return future
+        free = 1
 
-        yield submit, said
+        def __init__(self, count, gpus=()):
+            self.said = []
 
-    monkeypatch.setattr(engine, "_pool", pool)
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            pass
+
+        @property
+        def busy(self):
+            return len(self.said)
+
+        def start(self, place, work):
+            speaker = SimpleNamespace(say=lambda what, content: self.said.append(Said(what, place, content)))
+            self.said.append(Said("over", place, work(speaker)))
+
+        def hear(self, timeout):
+            said, self.said = self.said, []
+            return said
+
+    monkeypatch.setattr(engine, "Workers", Here)

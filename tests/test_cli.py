@@ -6,34 +6,23 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 
 import psutil
 import pytest
 
-from afec.cli import STOPPED, expanded, main
+from afec.cli import expanded, main
+from afec.cli.work import STOPPED
 from afec.lab import RunDirectory, benchmark_names, engine, find_runs, plan, run, study, unfinished
 from afec.methods.expression import METHODS
+from small_processes import accuracies, afec, alive, wait_until
 
 SMALL = ["--scale", "smoke", "--set", "stream.sizes=[2,2]", "training.max_epochs=2"]
 LONG = ["--scale", "smoke", "--set", "stream.sizes=[2,2,2]", "training.max_epochs=60", "training.patience=off"]
 
 
-def afec(*arguments, **options):
-    """The command in a process of its own."""
-    return subprocess.Popen([sys.executable, "-m", "afec.cli", *arguments], **options)
-
-
 def stamps(root):
     files = [file for file in root.rglob("*") if file.is_file()]
     return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
-
-
-def accuracies(root):
-    return {found.path.relative_to(root): (found.path / "accuracy.csv").read_bytes() for found in find_runs(root)}
 
 
 # -- what it shows ------------------------------------------------------------------------------------------------
@@ -232,9 +221,9 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(in_process, tmp_path, c
     command += ["--runs", str(tmp_path / "runs"), "--picture", str(tmp_path / "p.png")]
     assert main(command) == 1
     shown = capsys.readouterr()
-    assert "digits, finetune, seed 0: FAILED" in shown.out
-    assert "digits, finetune, seed 0: done" in shown.out
-    assert "digits, finetune, seed 0 failed:\nTraceback" in shown.err
+    assert "digits, finetune, lr=1e+30, seed 0: FAILED" in shown.out  # of a grid, what differs
+    assert "digits, finetune, lr=0.01, seed 0: done" in shown.out
+    assert "digits, finetune, lr=1e+30, seed 0 failed:\nTraceback" in shown.err
     assert (
         "NotFiniteError: the validation loss is nan after epoch 1: training diverged; lower the learning rate"
         in shown.err
@@ -245,7 +234,9 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(in_process, tmp_path, c
     assert all("training diverged" in found.failure for found in failed)
     assert (tmp_path / "p.png").exists()  # of those that are done
     assert main(command) == 1  # they are tried again, and the others are not
-    assert "ewc, seed 0: done" not in capsys.readouterr().out
+    again = capsys.readouterr().out
+    assert "seed 0: FAILED" in again
+    assert "seed 0: done" not in again
 
 
 def test_all_runs_may_fail(in_process, tmp_path, capsys):
@@ -260,7 +251,7 @@ def test_all_runs_may_fail(in_process, tmp_path, capsys):
 def test_a_failure_is_forgotten_when_the_run_is_done(in_process, tmp_path, monkeypatch, capsys):
     command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "1", "--runs", str(tmp_path)]
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", lambda *arguments: 1 / 0)
+        patch.setattr(engine, "run", lambda *arguments, **options: 1 / 0)
         assert main(command) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert main(command) == 0
@@ -287,32 +278,12 @@ def test_ctrl_c_is_a_sentence(monkeypatch, tmp_path, capsys):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("afec.cli.execute", interrupted)
+    monkeypatch.setattr("afec.cli.work.execute", interrupted)
     assert main(["run", "digits", "--runs", str(tmp_path)]) == 130
     assert capsys.readouterr().err.strip() == (
         f"stopped; finished runs are kept: the same command goes on, and `afec resume {tmp_path}` finishes the runs that "
         "were begun"
     )
-
-
-def test_a_worker_that_was_killed_is_a_sentence(monkeypatch, tmp_path, capsys):
-    class Pool:
-        def __init__(self, *arguments, **options):
-            pass
-
-        def submit(self, *arguments):
-            future = Future()
-            future.set_exception(BrokenProcessPool("abruptly"))
-            return future
-
-        def shutdown(self, **options):
-            pass
-
-    monkeypatch.setattr(engine, "ProcessPoolExecutor", Pool)
-    assert main(["run", "digits", "--seeds", "1", "--method", "ewc", "--runs", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "a worker process was killed from outside" in error
-    assert "afec resume" in error
 
 
 # -- resume -------------------------------------------------------------------------------------------------------
@@ -359,20 +330,6 @@ def test_resume_of_the_wrong_place_is_refused(tmp_path, capsys):
 
 
 # -- processes ----------------------------------------------------------------------------------------------------
-
-
-def wait_until(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def alive(process):
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.slow
@@ -435,7 +392,10 @@ def test_ctrl_c_leaves_a_resumable_study_and_no_process(begun, in_process, tmp_p
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and workers alike
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert error.strip() == STOPPED.format(tmp_path / "runs")
+    assert error.splitlines() == [
+        "stopping: 1 run ends its epoch and writes a checkpoint; Ctrl-C again stops at once",
+        STOPPED.format(tmp_path / "runs"),
+    ]
     wait_until(lambda: not any(map(alive, children)))
     goes_on_to_the_same_bytes(tmp_path)
 

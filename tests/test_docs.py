@@ -63,8 +63,10 @@ def commands(page: Path) -> list[list[str]]:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "bash")], ids=name)
 def test_commands_exist(page, workplace, monkeypatch, capsys):
     """`make` targets are known to make, scripts take the options that the page gives them, and `afec` reads its arguments."""
-    monkeypatch.setattr("afec.cli._do", lambda *arguments: None)  # everything but the work
-    monkeypatch.setattr("afec.cli._tune", lambda *arguments: arguments[-1].write_text("[method.ewc]\nstrength = 1\n"))
+    monkeypatch.setattr("afec.cli.work.do", lambda *arguments: None)  # everything but the work
+    monkeypatch.setattr(
+        "afec.cli.work.tune", lambda *arguments: arguments[-1].write_text("[method.ewc]\nstrength = 1\n")
+    )
     for command in commands(page):
         if command[0] == "make":
             subprocess.run(["make", "--dry-run", *command[1:]], cwd=ROOT, check=True, capture_output=True)

@@ -21,7 +21,7 @@ from small_lab import quick_config, quick_file
 from afec import files
 from afec.cli import main
 from afec.files import load_tree
-from afec.lab import Job, RunDirectory, RunError, directory, execute, find_runs, run, unfinished
+from afec.lab import Job, RunDirectory, RunError, execute, find_runs, lock, run, unfinished
 from afec.report.picture import draw_study
 from afec.report.table import lines
 
@@ -71,7 +71,7 @@ def test_a_second_process_waits_while_a_run_is_locked(tmp_path, monkeypatch, who
         waiting.set()
         time.sleep(0.01)
 
-    monkeypatch.setattr(directory, "time", SimpleNamespace(sleep=sleep, strftime=time.strftime, gmtime=time.gmtime))
+    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=sleep))
     thread = threading.Thread(target=run, args=(config, 0, tmp_path))
     with found.locked():
         thread.start()
@@ -84,7 +84,7 @@ def test_a_second_process_waits_while_a_run_is_locked(tmp_path, monkeypatch, who
 
 def test_of_two_at_once_one_runs_and_both_have_the_result(tmp_path, monkeypatch, whole):
     expected, config, trained = whole(), quick_config("ewc", "three"), set()
-    monkeypatch.setattr(directory, "LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.01)
     results = []
 
     def work():

@@ -62,7 +62,7 @@ def fake(in_process, monkeypatch):
     def install(score):
         ran = []
 
-        def run(config, seed, root, on_phase=None):
+        def run(config, seed, root, on_phase=None, **options):
             ran.append((config, seed))
             validation, test = score(config.settings, seed)
             directory = RunDirectory.of(root, config, seed)
@@ -509,7 +509,7 @@ def test_tuning_and_running_from_the_command_line(in_process, tmp_path, capsys):
     assert len(file.with_suffix(".csv").read_text().splitlines()) == 5
     assert "on validation images of the seeds [100]" in file.read_text()
     found = tomllib.loads(file.read_text())["method"]["ewc+afec"]
-    assert f"use it: afec run quick --method ewc+afec --scale tiny --tuned {file}" in shown.out
+    assert f"use it: afec run {name} --method ewc+afec --scale tiny --tuned {file}" in shown.out
     assert len(find_runs(tmp_path)) == 4
 
     assert main(command) == 0
@@ -578,6 +578,6 @@ def test_ctrl_c_in_a_tuning_is_a_sentence(monkeypatch, tmp_path, capsys):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("afec.cli.tune_method", interrupted)
+    monkeypatch.setattr("afec.cli.work.tune_method", interrupted)
     assert main(["tune", "digits", "-m", "ewc", "--runs", str(tmp_path)]) == 130
     assert capsys.readouterr().err.strip() == "stopped; the same command goes on where it was"

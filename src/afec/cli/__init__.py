@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,33 +17,14 @@ from rich.table import Table
 from afec.cli.data import Data
 from afec.cli.data import data as data_app
 from afec.data.root import VARIABLE
-from afec.files import FileError, write_text
-from afec.lab import (
-    REFERENCES,
-    Job,
-    Outcome,
-    RunError,
-    SpecError,
-    available_cores,
-    benchmark_names,
-    check_buildable,
-    execute,
-    load_benchmark,
-    plan,
-    unfinished,
-)
+from afec.files import FileError
+from afec.lab import REFERENCES, RunError, SpecError, benchmark_names, load_benchmark, plan, unfinished
 from afec.lab.config import grid
-from afec.lab.estimate import estimate
 from afec.lab.spec import FULL, load_tuned
-from afec.lab.tuning import Plan, trials_of
-from afec.lab.tuning import tune as tune_method
-from afec.lab.watch import Watch
+from afec.lab.tuning import Plan
 from afec.methods.expression import FINETUNE, METHODS
 from afec.naming import unknown
 from afec.nets import NETS
-from afec.report.picture import draw_study
-from afec.report.search import draw_search, trials_table
-from afec.report.table import Line, comparisons, lines, problems, study_table
 from afec.streams import STREAMS
 
 __all__ = ["app", "main"]
@@ -51,15 +33,8 @@ app = typer.Typer(
     help="Continual learning with active forgetting.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
 app.add_typer(data_app, name="data")
-PICTURES = (".png", ".svg", ".pdf")
-STOPPED = (
-    "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
-)
-LEGEND = (
-    "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
-    "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
-    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
-)
+WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
+DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
 SEVERAL = ("--method", "-m", "--set")  # options that take all the words up to the next option
 
 
@@ -86,19 +61,24 @@ def run(
         list[str], typer.Option("--set", help="section.key=value, or several values: method.ewc.strength=10,100")
     ] = [],  # noqa: B006
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
-    workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
     data: Data = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
     tuned: Annotated[Path | None, typer.Option(help="Settings that `afec tune` has written.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
 ) -> None:
     """Run methods on benchmarks over seeds, one process per core; finished runs are not run again."""
     found = load_tuned(tuned) if tuned else None
-    jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, set_, found)
+    sets = _with_device(set_, device)
+    jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found)
+    from afec.cli import work
+
+    place = work.Place(runs, workers)
     if dry_run:
-        _say_what(jobs, runs, workers or available_cores())
+        work.say_what(jobs, place)
     else:
-        _do(jobs, runs, workers, picture)
+        work.do(jobs, place, picture)
 
 
 @app.command()
@@ -116,43 +96,52 @@ def tune(
     beta: Annotated[bool, typer.Option("--beta", help="Search β in place of λ_e.")] = False,
     set_: Annotated[list[str], typer.Option("--set", help="section.key=value")] = [],  # noqa: B006
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
-    workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
     data: Data = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
 ) -> None:
     """Tune a method on validation accuracy: λ first, without AFEC, then λ_e with that λ kept, as in the paper."""
     if search not in ("grid", "tpe"):
         raise SpecError(f"--search {search}: {unknown('search', search, ['grid', 'tpe'])}")
-    changes = grid(set_)
+    changes = grid(_with_device(set_, device))
     if len(changes) > 1:
         raise SpecError("afec tune takes one value for each --set; what is searched is the grid of the benchmark")
     how = Plan(
         load_benchmark(benchmark), method, scale, changes[0], range(first_seed, first_seed + seeds),
         "tpe" if search == "tpe" else "grid", trials or None, together, beta,
     )  # fmt: skip
-    _tune(how, runs, workers or available_cores(), out)
+    from afec.cli import work
+
+    work.tune(how, work.Place(runs, workers), benchmark, out)
 
 
 @app.command()
 def resume(
     runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
-    workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
     data: Data = None,
+    device: Annotated[
+        str | None, typer.Option(help="Go on there, and not where the runs were begun; their events say so.")
+    ] = None,
 ) -> None:
     """Finish the runs that were begun and not finished, each from its last checkpoint."""
     if not runs.is_dir():
         raise RunError(f"there is no directory {runs}; give the one that `afec run` wrote to")
-    jobs = unfinished(runs)
+    jobs = [replace(job, device=device) for job in unfinished(runs)]
     if not jobs:
         Console().print(f"nothing to resume: every run under {runs} is done", soft_wrap=True)
         return
-    _do(jobs, runs, workers, None)
+    from afec.cli import work
+
+    work.do(jobs, work.Place(runs, workers), None)
 
 
 @app.command("list")
 def list_() -> None:
     """Show the benchmarks, methods, streams and nets that can be named."""
-    console = _console()
+    # Where no terminal says how wide it is, lines must not be cut.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
     table = _listing("benchmarks", "scales", "variants", "")
     for name in benchmark_names():
         found = load_benchmark(name)
@@ -184,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except typer.Exit as leave:
         return leave.exit_code
-    except (typer.Abort, KeyboardInterrupt):  # outside of a study; inside of one, `_do` says more
+    except (typer.Abort, KeyboardInterrupt):  # outside of a study; inside of one, `work` says more
         return 130
     except Exception as error:
         show = getattr(error, "show", None)  # what the command line's parser has to say
@@ -221,85 +210,10 @@ def expanded(arguments: Sequence[str]) -> list[str]:
     return result
 
 
-def _say_what(jobs: Sequence[Job], runs: Path, workers: int) -> None:
-    console = _console()
-    for label in dict.fromkeys(f"{job.config.benchmark}, {Line(job.config).label}" for job in jobs):
-        console.print(label, highlight=False, soft_wrap=True)
-    console.print(
-        f"{estimate(jobs, runs, workers)}, on {workers} processes; nothing was run", highlight=False, soft_wrap=True
-    )
-
-
-def _tune(how: Plan, runs: Path, workers: int, out: Path | None) -> None:
-    console = _console()
-    with Watch(console, trials_of(how) * len(how.seeds), workers) as watch:
-        try:
-            tuned = tune_method(how, runs, workers, watch)
-        except KeyboardInterrupt as stop:
-            print("stopped; the same command goes on where it was", file=sys.stderr)
-            raise typer.Exit(130) from stop
-    console.print(trials_table(tuned))
-    folder = runs / how.benchmark.name / "tune"
-    name = f"{tuned.method}-{how.scale}"
-    file = out or folder / f"{name}.toml"
-    command = " ".join(["afec", *sys.argv[1:]])
-    write_text(file, tuned.to_toml(f"found by `{command}` on validation images of the seeds {list(how.seeds)}"))
-    write_text(file.with_suffix(".csv"), tuned.to_csv())
-    draw_search(file.with_suffix(".png"), tuned, f"tuning of {tuned.method} on {how.benchmark.name}, scale {how.scale}")
-    console.print(
-        f"found: {file}\npicture: {file.with_suffix('.png')}\nuse it: afec run {how.benchmark.name} --method {tuned.method} "
-        f"--scale {how.scale} --tuned {file}", highlight=False, soft_wrap=True,
-    )  # fmt: skip
-
-
-def _do(jobs: Sequence[Job], runs: Path, workers: int, picture: Path | None) -> None:
-    if picture:
-        _check_picture(picture, jobs)
-    check_buildable(jobs)
-    console, workers = _console(), workers or available_cores()
-    console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
-    with Watch(console, len(jobs), workers) as watch:
-        try:
-            outcomes = execute(jobs, runs, workers, watch)
-        except KeyboardInterrupt as stop:
-            print(STOPPED.format(runs), file=sys.stderr)
-            raise typer.Exit(130) from stop
-    failed = [outcome for outcome in outcomes if outcome.error]
-    _show(console, outcomes)
-    drawn = [(o.job.config, o.directory) for o in outcomes if not o.error and o.job.config.method != "scratch"]
-    if picture and drawn:
-        draw_study(picture, drawn)
-        console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
-    elif picture:
-        console.print("no picture: no method's run is finished", highlight=False)
-    for outcome in failed:
-        print(f"\n{outcome.job} failed:\n{outcome.error}", file=sys.stderr)
-    if failed:
-        print(f"{len(failed)} of {len(outcomes)} runs failed; their directories have the tracebacks", file=sys.stderr)
-        raise typer.Exit(1)
-
-
-def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
-    """Before hours of work, not after them."""
-    if picture.suffix not in PICTURES:
-        raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
-    if len({job.config.benchmark for job in jobs}) > 1:
-        raise SpecError("--picture draws one benchmark; give one, or leave --picture out")
-
-
-def _show(console: Console, outcomes: Sequence[Outcome]) -> None:
-    rows = lines([(outcome.job.config, outcome.directory) for outcome in outcomes])
-    for mark, mine in problems(rows):  # other tasks or another net are another table
-        console.print(study_table(mine, mark))
-        for sentence in [*comparisons(mine), *comparisons(mine, "transfer")]:
-            console.print(sentence, highlight=False, soft_wrap=True)
-    if rows:
-        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
-
-
-def _console() -> Console:
-    # Where no terminal says how wide it is, lines must not be cut.
-    return Console() if sys.stdout.isatty() else Console(width=160)
+def _with_device(sets: Sequence[str], device: str | None) -> list[str]:
+    if device and any(text.partition("=")[0].strip() == "training.device" for text in sets):
+        raise SpecError(f"--device {device}: --set training.device says it as well; give one of the two")
+    return [*sets, f"training.device={device}"] if device else list(sets)
 
 
 def _listing(*columns: str) -> Table:

@@ -29,7 +29,7 @@ from afec.naming import unknown, with_defaults
 from afec.nets import NETS
 from afec.streams import STREAMS, check_stream
 
-__all__ = ["REFERENCES", "RunConfig", "grid", "parse_set", "resolve"]
+__all__ = ["REFERENCES", "RunConfig", "differing", "grid", "parse_set", "resolve"]
 
 REFERENCES = {
     "joint": "all tasks so far at once, from all their data: the upper bound",
@@ -77,6 +77,10 @@ class RunConfig:
         """Where it runs."""
         return training_of(self.training)[1]
 
+    def machine_on(self, device: str | None) -> Machine:
+        """The same on another device."""
+        return training_of({**self.training, "device": device or self.training["device"]})[1]
+
     def to_toml(self) -> str:
         """As it stands in the run directory."""
         training = {key: "off" if value is None else value for key, value in self.training.items()}
@@ -98,6 +102,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def differing(configs: Sequence[RunConfig]) -> list[str]:
+    """What tells each of these from the others, `lr=0.1, ewc.strength=10`; nothing where they are alike."""
+    flat = [
+        {"scale": config.scale, **config.stream, **config.net, **config.training}
+        | {f"{term}.{key}": value for term, table in config.settings.items() for key, value in table.items()}
+        for config in configs
+    ]
+    every = dict.fromkeys(key for keys in flat for key in keys)
+    keys = [key for key in every if any(one.get(key) != flat[0].get(key) for one in flat)]
+    return [", ".join(f"{key}={one[key]}" for key in keys if key in one) for one in flat]
 
 
 def resolve(

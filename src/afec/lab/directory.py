@@ -8,7 +8,7 @@ events.jsonl                  one line an epoch and one a task: learning rates, 
 weights/task<k>.safetensors   the net after the last task
 checkpoint.safetensors        replaced as a whole; gone when the run is done
 checkpoint-before.safetensors the one before it, in case the last is damaged
-lock                          held by the process that runs it
+lock                          held by the process that runs it; its name
 FAILED                        the traceback, where it failed
 DONE                          written last: seconds and memory
 """
@@ -23,8 +23,8 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,18 +36,13 @@ from numpy.typing import NDArray
 
 from afec.files import FileError, load_tree, save_tree, write_text
 from afec.lab.config import RunConfig
+from afec.lab.lock import locked
 from afec.learner import Transferred
 from afec.learner.machine import processor
 from afec.naming import unknown
 
 __all__ = ["Row", "RunDirectory", "RunError", "environment", "find_runs"]
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
-LOCK_SECONDS = 0.2
 COLUMNS = ("after", "task", "name", "validation", "test")
 TRANSFER_COLUMNS = ("name", "validation", "test", "epochs")
 
@@ -118,18 +113,9 @@ class RunDirectory:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{file} cannot be read ({error}); move the directory away and run again") from error
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One process at a time runs a run; another one waits until it has ended, however it ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a") as file:
-            while fcntl is not None:  # on a system without such locks, two at once do the same work twice
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(LOCK_SECONDS)
-            yield
+    def locked(self, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
+        """One process at a time runs a run; another one waits until it has ended, and `on_wait` is told for whom."""
+        return locked(self.path, on_wait)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -171,7 +157,10 @@ class RunDirectory:
         if last.exists():
             other = before.with_suffix(".link")
             other.unlink(missing_ok=True)
-            os.link(last, other)
+            try:
+                os.link(last, other)
+            except (OSError, AttributeError):  # a file system, or a system, without such links
+                shutil.copyfile(last, other)
             other.replace(before)  # at every moment there is a whole one
         save_tree(last, state)
 
@@ -193,8 +182,8 @@ class RunDirectory:
     def finish(self, cost: dict[str, Any]) -> None:
         """The run is whole."""
         write_text(self.path / "DONE", json.dumps(cost) + "\n")
-        for pattern in ("checkpoint*", ".*.tmp"):  # also what a killed process was about to write
-            for file in self.path.glob(pattern):
+        for pattern in ("checkpoint*", ".*.tmp", "FAILED"):  # also what a killed process was about to write
+            for file in self.path.rglob(pattern):
                 file.unlink(missing_ok=True)
 
     # -- reading --------------------------------------------------------------------------------------------------

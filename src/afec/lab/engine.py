@@ -1,4 +1,4 @@
-"""Running many runs at once: one process per core, one thread each.
+"""Running many runs at once: one process per core, one thread each; or one process per GPU.
 
 Two threads in one process are slower on a CPU than one thread in each of two processes. Which process runs what, and when,
 has no influence on the numbers: every draw is seeded by the run's own configuration and seed.
@@ -6,32 +6,27 @@ has no influence on the numbers: every draw is seeded by the run's own configura
 
 from __future__ import annotations
 
-import os
-import queue
-import signal
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from threading import Thread
-from typing import Any, Protocol
-
-import torch
+from typing import Protocol
 
 from afec.files import write_text
-from afec.lab.config import RunConfig
-from afec.lab.directory import RunDirectory, RunError
+from afec.lab.config import RunConfig, differing
+from afec.lab.directory import RunDirectory
+from afec.lab.gpus import available_cores, default_workers, shared_gpus
 from afec.lab.run import run
+from afec.lab.workers import Said, Speaker, Workers
 from afec.learner import Phase
 
-__all__ = ["Job", "Outcome", "Watcher", "available_cores", "execute"]
+__all__ = ["Job", "Outcome", "Watcher", "available_cores", "execute", "marked", "workers_for"]
 
 TICK = 0.2  # seconds between two looks at what the workers say
+BUSY = "busy"
 
 
 @dataclass(frozen=True)
@@ -40,9 +35,23 @@ class Job:
 
     config: RunConfig
     seed: int
+    device: str | None = None
+    """Where to run it, if not where its configuration says."""
+    mark: str = field(default="", compare=False)
+    """What tells its configuration from others of the same name in the study."""
+
+    @property
+    def label(self) -> str:
+        """Method, variant and what differs in a grid."""
+        return f"{self.config.label}, {self.mark}" if self.mark else self.config.label
+
+    @property
+    def where(self) -> str:
+        """The device."""
+        return self.device or str(self.config.training["device"])
 
     def __str__(self) -> str:
-        return f"{self.config.benchmark}, {self.config.label}, seed {self.seed}"
+        return f"{self.config.benchmark}, {self.label}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -63,24 +72,36 @@ class Watcher(Protocol):
     def on_phase(self, place: int, job: Job, phase: Phase) -> None:
         """A worker is here."""
 
+    def on_wait(self, place: int, job: Job, holder: str) -> None:
+        """A worker waits until somebody else has ended this run."""
+
     def on_outcome(self, outcome: Outcome) -> None:
         """A job is over."""
 
     def on_tick(self) -> None:
         """A few times per second."""
 
+    def on_stop(self, running: int) -> None:
+        """Ctrl-C: nothing is begun any more, and so many runs are still to write a checkpoint."""
 
-class _Stopped(BaseException):
-    """The parent wants no more."""
+
+def marked(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs, each saying what tells it from others of the same name: the values of a grid."""
+    marks: dict[tuple[str, str, str], str] = {}
+    for name in {(job.config.benchmark, job.config.label) for job in jobs}:
+        configs = {j.config.hash: j.config for j in jobs if (j.config.benchmark, j.config.label) == name}
+        marks |= {(*name, key): text for key, text in zip(configs, differing([*configs.values()]), strict=True)}
+    return [replace(job, mark=marks[job.config.benchmark, job.config.label, job.config.hash]) for job in jobs]
 
 
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def workers_for(jobs: Sequence[Job]) -> int:
+    """As many as there are GPUs, for runs on `cuda`; otherwise one per core."""
+    return default_workers(job.where for job in jobs)
 
 
 def execute(jobs: Sequence[Job], root: Path, workers: int, watcher: Watcher | None = None) -> list[Outcome]:
-    """All jobs, in their order. One that fails stops no other; Ctrl-C leaves everything resumable."""
+    """All jobs, in their order, by so many processes (0: as many as fit). One that fails stops no other; Ctrl-C leaves
+    everything resumable."""
     outcomes: dict[int, Outcome] = {}
     todo: dict[tuple[str, str, str, int], list[int]] = {}  # a run that is asked for twice is run once
     for place, job in enumerate(jobs):
@@ -91,114 +112,73 @@ def execute(jobs: Sequence[Job], root: Path, workers: int, watcher: Watcher | No
                 watcher.on_outcome(outcomes[place])
         else:
             todo.setdefault((job.config.benchmark, job.config.method, job.config.hash, job.seed), []).append(place)
-    if not todo:
-        return [outcomes[place] for place in sorted(outcomes)]
-    with _pool(min(workers, len(todo))) as (submit, said):
-        running: dict[Future[str | None], list[int]] = {
-            submit(_work, places[0], jobs[places[0]], root): places for places in todo.values()
-        }
-        while running:
-            over, _ = wait(running, timeout=TICK, return_when=FIRST_COMPLETED)
-            _pass_on(said, jobs, watcher)
-            for future in over:
-                for place in running.pop(future):
-                    directory = RunDirectory.of(root, jobs[place].config, jobs[place].seed)
-                    outcomes[place] = Outcome(jobs[place], directory, future.result(), fresh=True)
-                    if watcher:
-                        watcher.on_outcome(outcomes[place])
+    alike = {places[0]: places for places in todo.values()}
+    # A run that somebody else is at comes last: two studies in one place share the work, and wait for each other at the end.
+    queue = deque((place, False) for place in alike)
+
+    def end(place: int, error: str | None) -> None:
+        for one in alike[place]:
+            directory = RunDirectory.of(root, jobs[one].config, jobs[one].seed)
+            outcomes[one] = Outcome(jobs[one], directory, error, fresh=True)
             if watcher:
-                watcher.on_tick()
+                watcher.on_outcome(outcomes[one])
+
+    with Workers(max(1, min(workers or workers_for(jobs), len(queue))), shared_gpus(job.where for job in jobs)) as pool:
+        try:
+            while queue or pool.busy:
+                while queue and pool.free:
+                    place, patient = queue.popleft()
+                    pool.start(place, partial(_work, jobs[place], root, patient))
+                for said in pool.hear(TICK):
+                    if said.what == "over" and said.content == BUSY:
+                        queue.append((said.place, True))
+                    elif said.what == "over":
+                        end(said.place, said.content)
+                    elif said.what == "died":
+                        end(said.place, _failed(jobs[said.place], root, _of_the_dead(said)))
+                    elif watcher:
+                        tell = watcher.on_phase if said.what == "phase" else watcher.on_wait
+                        tell(said.place, jobs[said.place], said.content)
+                if watcher:
+                    watcher.on_tick()
+        except KeyboardInterrupt:
+            if watcher:
+                watcher.on_stop(pool.busy)
+            raise
     return [outcomes[place] for place in sorted(outcomes)]
 
 
-def _pass_on(said: Any, jobs: Sequence[Job], watcher: Watcher | None) -> None:
-    while True:
-        try:
-            place, phase = said.get_nowait()
-        except queue.Empty:
-            return
-        if watcher:
-            watcher.on_phase(place, jobs[place], phase)
+def _of_the_dead(said: Said) -> str:
+    return f"{said.content}; the other runs went on. The same command, or `afec resume`, goes on from its last checkpoint\n"
 
 
-@contextmanager
-def _pool(workers: int) -> Iterator[tuple[Callable[..., Future[Any]], Any]]:
-    """Processes to submit work to, which stop within an epoch when the block is left early, by Ctrl-C or by an error."""
-    context = get_context("spawn")  # forking a process in which torch has run threads may hang
-    said, stop = context.Queue(), context.Event()
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(said, stop))
+def _failed(job: Job, root: Path, text: str) -> str:
+    with suppress(OSError):  # it may be the directory itself that cannot be written
+        write_text(RunDirectory.of(root, job.config, job.seed).path / "FAILED", text)
+    return text
 
-    def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        with _without_interrupts():  # a process may be born here
-            return pool.submit(work, *arguments)
 
+class _BusyError(Exception):
+    """Somebody else is at this run."""
+
+
+def _leave(holder: str) -> None:
+    raise _BusyError(holder)
+
+
+def _work(job: Job, root: Path, patient: bool, speaker: Speaker) -> str | None:
+    """One run in a worker; the traceback if it failed, or `BUSY` if somebody else is at it and it is not to be waited for."""
     try:
-        yield submit, said
-    except BrokenProcessPool as error:
-        raise RunError(
-            "a worker process was killed from outside (was there no memory left?); finished runs are kept, go on with the "
-            "same command or with `afec resume`, perhaps with fewer --workers"
-        ) from error
-    finally:
-        stop.set()  # after an orderly end there is nothing left to stop
-        pool.shutdown(cancel_futures=True)
-        said.cancel_join_thread()
-        said.close()
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block; processes born in it never see one, the parent tells them to stop."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_said: Any = None
-_stop: Any = None
-
-
-def _start_worker(said: Any, stop: Any) -> None:
-    global _said, _stop
-    _said, _stop = said, stop
-    said.cancel_join_thread()  # a worker that ends does not wait until everything it said was read
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where a signal cannot be blocked before this line
-    torch.set_num_threads(1)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed cannot tell anybody to stop, and its workers would wait for work for ever."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _work(place: int, job: Job, root: Path) -> str | None:
-    """One run in a worker; the traceback if it failed."""
-    last = 0.0
-
-    def on_phase(phase: Phase) -> None:
-        nonlocal last
-        if _stop.is_set():
-            raise _Stopped
-        if time.monotonic() - last > TICK:
-            last = time.monotonic()
-            _said.put((place, phase))
-
-    try:
-        run(job.config, job.seed, root, on_phase)
-    except _Stopped:
-        return None
+        run(
+            job.config,
+            job.seed,
+            root,
+            partial(speaker.say, "phase"),
+            on_wait=partial(speaker.say, "waits") if patient else _leave,
+            device=job.device,
+        )
+    except _BusyError:
+        return BUSY
     except Exception:
-        text = traceback.format_exc()
-        with suppress(OSError):  # it may be the directory itself that cannot be written
-            write_text(RunDirectory.of(root, job.config, job.seed).path / "FAILED", text)
-        return text
+        return _failed(job, root, traceback.format_exc())
     return None

@@ -38,20 +38,36 @@ def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
     return stream, net
 
 
-def run(config: RunConfig, seed: int, root: Path, on_phase: Callable[[Phase], None] | None = None) -> RunDirectory:
+def run(
+    config: RunConfig,
+    seed: int,
+    root: Path,
+    on_phase: Callable[[Phase], None] | None = None,
+    *,
+    on_wait: Callable[[str], None] | None = None,
+    on_saved: Callable[[RunDirectory], None] | None = None,
+    device: str | None = None,
+) -> RunDirectory:
     """Run to the end, from the last checkpoint where there is one; a finished run is not run again.
 
     Trainings that no guard touches (the first task, θ_e) are shared by all runs of a benchmark, in `shared/`.
 
-    `on_phase` is called after every epoch; what it raises stops the run, which can be resumed.
+    Args:
+        config: what to run.
+        seed: its seed.
+        root: where the run directories are.
+        on_phase: called after every epoch; what it raises stops the run, which can be resumed.
+        on_wait: told again and again who holds the run, while another process does; what it raises ends the waiting.
+        on_saved: called when there is more in the directory.
+        device: where to run, if not where the configuration says; the numbers may differ by rounding then.
     """
     directory = RunDirectory.of(root, config, seed)
     if directory.done:
         return directory
-    with directory.locked():
+    with directory.locked(on_wait):
         if not directory.done:  # another process may have done it meanwhile
             directory.begin(config)
-            _Run(config, seed, directory, on_phase).to_end()
+            _Run(config, seed, directory, on_phase, on_saved, device).to_end()
     return directory
 
 
@@ -59,9 +75,17 @@ class _Run:
     """A run in progress."""
 
     def __init__(
-        self, config: RunConfig, seed: int, directory: RunDirectory, on_phase: Callable[[Phase], None] | None
+        self,
+        config: RunConfig,
+        seed: int,
+        directory: RunDirectory,
+        on_phase: Callable[[Phase], None] | None,
+        on_saved: Callable[[RunDirectory], None] | None,
+        device: str | None,
     ) -> None:
-        self.config, self.seed, self.directory, self.on_phase = config, seed, directory, on_phase
+        self.config, self.seed, self.directory = config, seed, directory
+        self.on_phase, self.on_saved = on_phase, on_saved
+        self.machine = config.machine_on(device)
         self.stream, net = build(config, seed)
         self.rows: list[Row] = []
         self.tasks_done = 0
@@ -71,6 +95,8 @@ class _Run:
         self.events: list[dict[str, Any]] = []
         self.learner = self._learner(net, config.method)
         self._take_up()
+        if self.machine.device != config.training["device"]:
+            self._note(f"from here on on {self.machine.device}, not on {config.training['device']}")
 
     def _learner(self, net: MultiHead, method: str) -> Learner:
         guard = None if method in ("joint", "scratch") else make_guard(method, self.config.settings)
@@ -78,7 +104,7 @@ class _Run:
             net,
             guard,
             schedule=self.config.schedule,
-            machine=self.config.machine,
+            machine=self.machine,
             seed=self.seed,
             progress=False,
             on_phase=self._on_phase,
@@ -158,13 +184,15 @@ class _Run:
         }
         self.directory.save_checkpoint(state)
         self.saved = time.monotonic()
+        if self.on_saved:
+            self.on_saved(self.directory)
 
     def _take_up(self) -> None:
         """Go on from the last whole checkpoint, where there is one; a damaged one is said so."""
         state, faults = self.directory.load_checkpoint()
         how = "started anew" if state is None else "went on from the checkpoint before it"
-        self.directory.append_events([{"event": "note", "text": f"{how}: {fault}"} for fault in faults])
         for fault in faults:
+            self._note(f"{how}: {fault}")
             warnings.warn(f"{self.directory.path}: {how}: {fault}", RuntimeWarning, stacklevel=2)
         if state is None:
             return
@@ -172,6 +200,9 @@ class _Run:
             self.learner.load_state_dict(state["learner"])
         self.rows = [Row(*row) for row in state["rows"]]
         self.tasks_done, self.spent = state["tasks_done"], state["cost"]
+
+    def _note(self, text: str) -> None:
+        self.directory.append_events([{"event": "note", "text": text}])
 
     def _cost(self) -> dict[str, float]:
         """Of this process and of those before it."""

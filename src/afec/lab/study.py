@@ -8,7 +8,7 @@ from pathlib import Path
 
 from afec.lab.config import grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
-from afec.lab.engine import Job, Outcome, Watcher, available_cores, execute
+from afec.lab.engine import Job, Outcome, Watcher, execute, marked, workers_for
 from afec.lab.run import build
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
 
@@ -36,11 +36,13 @@ def plan(
         for method in methods
     ]
     unique = list({(config.benchmark, config.label, config.hash): config for config in configs}.values())
-    return [Job(config, seed) for seed in seeds for config in unique]
+    return marked([Job(config, seed) for seed in seeds for config in unique])
 
 
 def check_buildable(jobs: Sequence[Job]) -> None:
     """Make stream and net of each kind once, so that a value that cannot be is said before anything runs."""
+    for job in {repr((job.config.training, job.device)): job for job in jobs}.values():
+        job.config.machine_on(job.device)
     for job in {repr((job.config.stream, job.config.net)): job for job in jobs}.values():
         try:
             build(job.config, job.seed)
@@ -60,8 +62,9 @@ def study(
     workers: int | None = None,
     watcher: Watcher | None = None,
 ) -> list[Outcome]:
-    """Run everything that is not done yet, one process per core; what `afec run` does."""
-    return execute(plan(benchmarks, methods, seeds, scale, sets, tuned), root, workers or available_cores(), watcher)
+    """Run everything that is not done yet, one process per core (or GPU); what `afec run` does."""
+    jobs = plan(benchmarks, methods, seeds, scale, sets, tuned)
+    return execute(jobs, root, workers or workers_for(jobs), watcher)
 
 
 def unfinished(root: Path) -> list[Job]:
@@ -85,4 +88,4 @@ def unfinished(root: Path) -> list[Job]:
         raise faults[0]
     for fault in faults:
         warnings.warn(f"skipped: {fault}", RuntimeWarning, stacklevel=2)
-    return jobs
+    return marked(jobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import AbstractContextManager
 
@@ -24,7 +25,8 @@ class Watch(AbstractContextManager["Watch"]):
         self.console, self.total, self.workers = console, total, workers
         self.done = self.skipped = self.failed = 0
         self.start = time.monotonic()
-        self.running: dict[int, tuple[Job, Phase]] = {}
+        self.running: dict[int, tuple[Job, Phase | str]] = {}
+        """Where each run is, or whom it waits for."""
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"), console=console,
@@ -44,6 +46,19 @@ class Watch(AbstractContextManager["Watch"]):
         """A worker is here."""
         self.running[place] = (job, phase)
 
+    def on_wait(self, place: int, job: Job, holder: str) -> None:
+        """A worker waits until somebody else has ended this run."""
+        known = self.running.get(place)
+        self.running[place] = (job, holder)
+        if not self.console.is_terminal and known != (job, holder):
+            print(f"[{self._took():5.0f} s] {job}: waits for {holder}", flush=True)
+
+    def on_stop(self, running: int) -> None:
+        """Say at once that Ctrl-C was heard: an epoch may be long."""
+        if running:
+            runs = "1 run ends its epoch and writes" if running == 1 else f"{running} runs end their epochs and write"
+            print(f"stopping: {runs} a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
     def on_outcome(self, outcome: Outcome) -> None:
         """A job is over."""
         self.running = {place: pair for place, pair in self.running.items() if pair[0] != outcome.job}
@@ -53,19 +68,21 @@ class Watch(AbstractContextManager["Watch"]):
         self.bar.update(self.line, completed=self.done, left=self._time_left())
         if not self.console.is_terminal and outcome.fresh:
             what = "FAILED" if outcome.error else "done"
-            took = time.monotonic() - self.start
-            print(f"[{took:5.0f} s] {self.done:3}/{self.total}  {outcome.job}: {what}", flush=True)
+            print(f"[{self._took():5.0f} s] {self.done:3}/{self.total}  {outcome.job}: {what}", flush=True)
 
     def on_tick(self) -> None:
         """Draw anew."""
         if self.console.is_terminal:
             self.live.update(self._view())
 
+    def _took(self) -> float:
+        return time.monotonic() - self.start
+
     def _time_left(self) -> str:
         fresh = self.done - self.skipped
         if not fresh or self.done == self.total:
             return ""
-        seconds = (time.monotonic() - self.start) / fresh * (self.total - self.done)
+        seconds = self._took() / fresh * (self.total - self.done)
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
     def _view(self) -> Group:
@@ -73,9 +90,12 @@ class Watch(AbstractContextManager["Watch"]):
         for name in ("running", "seed", "task", "", "epoch", "learning rate", "validation loss"):
             table.add_column(name, justify="left" if name in ("running", "task", "") else "right")
         for job, phase in self.running.values():
+            if isinstance(phase, str):
+                table.add_row(job.label, str(job.seed), f"waits for {phase}")
+                continue
             epoch = phase.epoch
             table.add_row(
-                job.config.label, str(job.seed), f"{phase.task + 1} {phase.name}", NAMES[phase.phase],
+                job.label, str(job.seed), f"{phase.task + 1} {phase.name}", NAMES[phase.phase],
                 str(epoch.number), f"{epoch.lr:.1e}", f"{epoch.loss:.4g}",
             )  # fmt: skip
         failed = f", {self.failed} failed" if self.failed else ""

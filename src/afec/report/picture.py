@@ -11,7 +11,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from afec.files import load_tree
+from afec.files import FileError, load_tree
 from afec.lab import REFERENCES, RunConfig, RunDirectory, build
 from afec.learner.tasks import HeadLoss, predict_in_chunks
 from afec.metrics import aac_curve, new_task_accuracy
@@ -44,7 +44,7 @@ def draw_predictions(path: Path, runs: Runs) -> None:
     panels: list[list[Panel]] = []
     for config, run in runs:
         stream, net = build(config, seed)
-        net.load_state_dict(load_tree(run.path / "weights" / f"task{len(stream.tasks)}.safetensors"))
+        _load_weights(net, run.path / "weights" / f"task{len(stream.tasks)}.safetensors")
         panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
     names = [task.name for task in stream.tasks]
     title = (
@@ -53,6 +53,14 @@ def draw_predictions(path: Path, runs: Runs) -> None:
     )
     rows = [(name, [panel[number] for panel in panels]) for number, name in enumerate(names)]
     draw_circles(path, rows, [line.label for line in lines(runs)], title)
+
+
+def _load_weights(net: MultiHead, file: Path) -> None:
+    weights = load_tree(file)
+    try:
+        net.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise FileError(f"{file}: these are not the weights of this run's net ({error})") from error
 
 
 def _panel(net: MultiHead, config: RunConfig, task: Task, number: int) -> Panel:

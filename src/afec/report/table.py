@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from afec.lab import REFERENCES, RunConfig, RunDirectory, RunError
+from afec.lab.config import differing
 from afec.metrics import summary
 from afec.report.paired import Paired, mean_and_std, paired
 
@@ -128,15 +129,8 @@ def _tell_apart(rows: Sequence[Line]) -> None:
     """Give rows of one name the keys that differ between them: the grid of a `--set`."""
     for name in {(row.config.benchmark, row.name) for row in rows}:
         alike = [row for row in rows if (row.config.benchmark, row.name) == name]
-        flat = [
-            {"scale": row.config.scale, **row.config.stream, **row.config.net, **row.config.training}
-            | {f"{term}.{key}": value for term, table in row.config.settings.items() for key, value in table.items()}
-            for row in alike
-        ]
-        every = dict.fromkeys(key for keys in flat for key in keys)
-        differing = [key for key in every if any(keys.get(key) != flat[0].get(key) for keys in flat)]
-        for row, keys in zip(alike, flat, strict=True):
-            row.mark = ", ".join(f"{key}={keys[key]}" for key in differing if key in keys)
+        for row, mark in zip(alike, differing([row.config for row in alike]), strict=True):
+            row.mark = mark
 
 
 def _metrics(config: RunConfig, matrix: NDArray[np.float64], scratch: NDArray[np.float64] | None) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from afec.naming import check_section, fault
 from afec.streams.cifar import cifar10_100, cifar100, cifar100_sc
+from afec.streams.cifar10_regression import cifar10_regression
 from afec.streams.digits import digits, digits_regression
 from afec.streams.omniglot import omniglot
 from afec.streams.task import Scenario, Stream
@@ -40,6 +41,12 @@ STREAMS: dict[str, StreamRecord] = {
             "digits-regression",
             digits_regression,
             "contradictory arrangements of the same handwritten digits on a circle; built in",
+            "task",
+        ),
+        StreamRecord(
+            "cifar10-regression",
+            cifar10_regression,
+            "contradictory arrangements of CIFAR-10's classes on a circle (paper, Sec. 4.1)",
             "task",
         ),
         StreamRecord("cifar100-sc", cifar100_sc, "the 20 superclasses of CIFAR-100, five classes each", "task"),

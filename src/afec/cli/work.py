@@ -1,0 +1,143 @@
+"""What `afec run`, `afec tune` and `afec resume` do once their arguments are read.
+
+Apart from the commands, because pictures and tables take a second to import.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from afec.files import FileError, write_text
+from afec.lab import Job, Outcome, RunConfig, RunDirectory, SpecError, check_buildable, execute
+from afec.lab.engine import workers_for
+from afec.lab.estimate import estimate
+from afec.lab.tuning import Plan, trials_of
+from afec.lab.tuning import tune as tune_method
+from afec.lab.watch import Watch
+from afec.report.picture import draw_study
+from afec.report.search import draw_search, trials_table
+from afec.report.table import Line, comparisons, lines, problems, readable, study_table
+
+__all__ = ["Place", "console_here", "do", "say_what", "tune"]
+
+PICTURES = (".png", ".svg", ".pdf")
+STOPPED = (
+    "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
+)
+LEGEND = (
+    "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
+    "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
+    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a study is done."""
+
+    runs: Path
+    workers: int = 0
+    """0: one per core, or per GPU."""
+
+
+def say_what(jobs: Sequence[Job], place: Place) -> None:
+    """The runs of a study, and how long they may take."""
+    console, workers = console_here(), place.workers or workers_for(jobs)
+    for label in dict.fromkeys(f"{job.config.benchmark}, {Line(job.config).label}" for job in jobs):
+        console.print(label, highlight=False, soft_wrap=True)
+    console.print(
+        f"{estimate(jobs, place.runs, workers)}, on {workers} processes; nothing was run",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
+    """Tune, and write what was found; `benchmark` is how the user has called it."""
+    console, workers = console_here(), place.workers
+    with Watch(console, trials_of(how) * len(how.seeds), workers) as watch:
+        try:
+            tuned = tune_method(how, place.runs, workers, watch)
+        except KeyboardInterrupt as stop:
+            print("stopped; the same command goes on where it was", file=sys.stderr)
+            raise typer.Exit(130) from stop
+    console.print(trials_table(tuned))
+    file = out or place.runs / how.benchmark.name / "tune" / f"{tuned.method}-{how.scale}.toml"
+    command = shlex.join(["afec", *sys.argv[1:]])
+    write_text(file, tuned.to_toml(f"found by `{command}` on validation images of the seeds {list(how.seeds)}"))
+    write_text(file.with_suffix(".csv"), tuned.to_csv())
+    draw_search(file.with_suffix(".png"), tuned, f"tuning of {tuned.method} on {how.benchmark.name}, scale {how.scale}")
+    use = ["afec", "run", benchmark, "--method", tuned.method, "--scale", how.scale, "--tuned", str(file)]
+    console.print(
+        f"found: {file}\npicture: {file.with_suffix('.png')}\nuse it: {shlex.join(use)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
+    """Run, and show what came out."""
+    if picture:
+        _check_picture(picture, jobs)
+    check_buildable(jobs)
+    console, workers, runs = console_here(), place.workers or workers_for(jobs), place.runs
+    console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
+    with Watch(console, len(jobs), workers) as watch:
+        try:
+            outcomes = execute(jobs, runs, workers, watch)
+        except KeyboardInterrupt as stop:
+            print(STOPPED.format(runs), file=sys.stderr)
+            raise typer.Exit(130) from stop
+    _show(console, outcomes)
+    if picture:
+        _draw(console, picture, [(outcome.job.config, outcome.directory) for outcome in outcomes])
+    failed = [outcome for outcome in outcomes if outcome.error]
+    for outcome in failed:
+        print(f"\n{outcome.job} failed:\n{outcome.error}", file=sys.stderr)
+    if failed:
+        print(f"{len(failed)} of {len(outcomes)} runs failed; their directories have the tracebacks", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
+    """Before hours of work, not after them."""
+    if picture.suffix not in PICTURES:
+        raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
+    if len({job.config.benchmark for job in jobs}) > 1:
+        raise SpecError("--picture draws one benchmark; give one, or leave --picture out")
+
+
+def _show(console: Console, outcomes: Sequence[Outcome]) -> None:
+    rows = lines([(outcome.job.config, outcome.directory) for outcome in outcomes])
+    for mark, mine in problems(rows):  # other tasks or another net are another table
+        console.print(study_table(mine, mark))
+        for sentence in [*comparisons(mine), *comparisons(mine, "transfer")]:
+            console.print(sentence, highlight=False, soft_wrap=True)
+    if rows:
+        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
+
+
+def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the table has named the damaged ones
+        drawn = [(config, run) for config, run in readable(runs) if run.done and config.method != "scratch"]
+        try:
+            if drawn:
+                draw_study(picture, drawn)
+            said = f"picture: {picture}" if drawn else "no picture: no method's run is finished and whole"
+        except FileError as error:
+            said = f"no picture: {error}"
+    console.print(said, highlight=False, soft_wrap=True)
+
+
+def console_here() -> Console:
+    """Where no terminal says how wide it is, lines must not be cut."""
+    return Console() if sys.stdout.isatty() else Console(width=160)

@@ -1,0 +1,321 @@
+"""Studies in real processes: workers and whole studies that are killed at any moment, two studies in one place, Ctrl-C."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from small_lab import quick_config, quick_file
+
+from afec.cli import main
+from afec.lab import Job, RunDirectory, RunError, execute, find_runs, plan, run, workers
+from afec.lab.workers import Workers
+from small_processes import (
+    Unreadable,
+    accuracies,
+    afec,
+    alive,
+    leave,
+    sleep,
+    speak_until_stopped,
+    tell_number,
+    wait_until,
+    workers_of,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Workers are forked from a process that has imported everything: they start in milliseconds, and nothing else changes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["afec.lab.engine", "sklearn.datasets", "torch._dynamo"])
+    monkeypatch.setattr(workers, "get_context", lambda kind: context)
+
+
+class Watcher:
+    """Notes everything; `on_first_phase` is called with the job and the process that runs it."""
+
+    def __init__(self, root=None, on_first_phase=None):
+        self.root, self.on_first_phase = root, on_first_phase
+        self.outcomes, self.seen, self.waits, self.stops = [], set(), [], []
+
+    def on_phase(self, place, job, phase):
+        if place not in self.seen and self.on_first_phase:
+            name = (RunDirectory.of(self.root, job.config, job.seed).path / "lock").read_text()
+            self.on_first_phase(job, int(re.match(r"process (\d+) on ", name)[1]))
+        self.seen.add(place)
+
+    def on_wait(self, place, job, holder):
+        self.waits.append((job, holder))
+
+    def on_outcome(self, outcome):
+        self.outcomes.append(outcome)
+
+    def on_tick(self):
+        pass
+
+    def on_stop(self, running):
+        self.stops.append(running)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """accuracy.csv of these jobs, where nothing has disturbed them."""
+    root = tmp_path_factory.mktemp("whole")
+
+    def accuracy(jobs):
+        for job in jobs:
+            run(job.config, job.seed, root)
+        known = accuracies(root)
+        return {name: known[name] for name in (d.path.relative_to(root) for d in directories(root, jobs))}
+
+    return accuracy
+
+
+def directories(root, jobs):
+    return [RunDirectory.of(root, job.config, job.seed) for job in jobs]
+
+
+# -- killed at any moment -----------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_killed_fails_its_run_and_no_other(quickly, tmp_path, whole):
+    jobs = [Job(quick_config("ewc", "three"), seed) for seed in range(4)]
+    killed = []
+
+    def kill(job, number):
+        if job.seed < 2:
+            killed.append(job)
+            os.kill(number, signal.SIGKILL)
+
+    outcomes = execute(jobs, tmp_path, 2, Watcher(tmp_path, kill))
+    assert [outcome.job for outcome in outcomes if outcome.error] == jobs[:2] == sorted(killed, key=jobs.index)
+    for outcome in outcomes[:2]:
+        assert re.match(
+            r"its worker process \d+ was killed by SIGKILL \(was there no memory left\? then use fewer --workers\); the other "
+            "runs went on. The same command, or `afec resume`, goes on from its last checkpoint\n$",
+            outcome.error,
+        )
+        assert outcome.directory.failure == outcome.error
+        assert not outcome.directory.done
+    assert all(outcome.directory.done for outcome in outcomes[2:])
+    assert all(outcome.error is None for outcome in execute(jobs, tmp_path, 2))
+    assert all(found.failure is None for found in directories(tmp_path, jobs))
+    assert accuracies(tmp_path) == whole(jobs)
+
+
+def study_of(benchmark, seeds, root):
+    """A study of five methods; tasks of about half a second."""
+    return [
+        *("run", benchmark, "--scale", "three", "--method", "finetune", "ewc", "ewc+afec", "mas", "si"),
+        *("--seeds", seeds, "--set", "training.max_epochs=25", "training.patience=off", "--workers", 2, "--runs", root),
+    ]
+
+
+@pytest.mark.slow
+def test_a_study_of_the_command_line_that_is_killed_twenty_times_comes_to_the_same_bytes(tmp_path, whole):
+    """The whole process group, or one worker, at random moments; then the same command or `afec resume`."""
+    draw, benchmark, root = random.Random(0), quick_file(tmp_path), tmp_path / "runs"
+    seeds, groups, alone = 2, 0, 0
+    while groups + alone < 20:
+        again = ["resume", root, "--workers", 2]
+        begun = root.exists() and any(not found.done for found in find_runs(root))
+        command = again if begun and draw.random() < 0.4 else study_of(benchmark, seeds, root)
+        process = afec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        wait_until(lambda p=process: len(workers_of(p)) == 2 or p.poll() is not None)
+        while groups + alone < 20:
+            try:
+                process.wait(timeout=draw.uniform(0, 4))  # while they start, learn, or write
+            except subprocess.TimeoutExpired:
+                pass
+            else:
+                break
+            there = workers_of(process)
+            if there and draw.random() < 0.6:
+                draw.choice(there).kill()
+                alone += 1
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+                groups += 1
+                break
+        out, _ = process.communicate()
+        assert process.returncode in (0, 1, -signal.SIGKILL), out
+        assert "Traceback" not in out
+        if process.returncode == 0 and command[0] == "run":  # it came to its end before it was killed often enough
+            seeds += 1
+    print(f"{groups} whole studies and {alone} workers were killed; {seeds} seeds")
+    process = afec(*study_of(benchmark, seeds, root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, error = process.communicate()
+    assert (process.returncode, error) == (0, "")
+    methods, sets = ["finetune", "ewc", "ewc+afec", "mas", "si"], ["training.max_epochs=25", "training.patience=off"]
+    jobs = plan([benchmark], methods, range(seeds), "three", sets)
+    assert len(jobs) >= 10
+    assert min(groups, alone) >= 4
+    assert accuracies(root) == whole(jobs)
+    for found in directories(root, jobs):
+        assert [task["task"] for task in found.tasks()] == [1, 2, 3]
+        left = {str(file.relative_to(found.path)) for file in found.path.rglob("*") if file.is_file()}
+        assert left == {
+            *("config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task3.safetensors", "lock", "DONE")
+        }
+
+
+# -- workers themselves -------------------------------------------------------------------------------------------
+
+
+def heard(pool):
+    said = []
+    while not said:
+        said = list(pool.hear(1))
+    return said
+
+
+def test_workers_are_used_again_and_an_idle_one_that_has_died_is_replaced(quickly):
+    with Workers(1) as pool:
+        numbers = []
+        for place in range(3):
+            pool.start(place, tell_number)
+            (said,) = heard(pool)
+            assert (said.what, said.place) == ("over", place)
+            numbers.append(said.content)
+            if place == 1:
+                pool.slots[0].process.kill()
+                pool.slots[0].process.join()
+    assert numbers[0] == numbers[1] != numbers[2]
+
+
+def test_workers_that_cannot_start_are_an_error_and_not_a_failed_run(quickly):
+    with pytest.raises(RunError, match="a worker process could not start and ended with code 1"), Workers(1) as pool:
+        pool.gpus = [Unreadable()]
+        pool.start(0, sleep)
+        heard(pool)
+
+
+def test_workers_are_told_to_stop_and_have_ended_at_the_end_of_the_block(quickly):
+    with pytest.raises(KeyboardInterrupt), Workers(2) as pool:
+        for place in (0, 1):
+            pool.start(place, speak_until_stopped)
+        spoke = set()
+        while spoke != {0, 1}:
+            spoke |= {said.place for said in pool.hear(1)}
+        raise KeyboardInterrupt
+    assert [worker.process.exitcode for worker in pool.slots] == [0, 0]
+
+
+def test_asked_a_second_time_they_end_at_once(quickly, monkeypatch):
+    with ExitStack() as stack:
+        pool = stack.enter_context(Workers(1))
+        pool.start(0, sleep)
+        (worker,) = pool.slots
+        join = worker.process.join
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(worker.process, "join", interrupted)
+        stack.pop_all()
+        with pytest.raises(KeyboardInterrupt):
+            pool.__exit__(KeyboardInterrupt, None, None)
+        join(60)
+        assert worker.process.exitcode == -signal.SIGKILL
+
+
+def test_a_worker_that_leaves_by_itself_says_its_code(quickly):
+    with Workers(1) as pool:
+        pool.start(0, leave)
+        (said,) = heard(pool)
+        assert said.what == "died"
+        assert re.fullmatch(r"its worker process \d+ ended with code 3", said.content)
+        assert (pool.busy, pool.free) == (0, 1)
+
+
+# -- two at once --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_somebody_else_is_at_comes_last_and_is_waited_for(in_process, tmp_path, whole):
+    jobs = [Job(quick_config("ewc", "three"), seed) for seed in (0, 1)]
+    with ExitStack() as stack:
+        stack.enter_context(RunDirectory.of(tmp_path, jobs[0].config, 0).locked())
+
+        class Release(Watcher):
+            def on_outcome(self, outcome):
+                super().on_outcome(outcome)
+                stack.close()
+
+        watcher = Release()
+        outcomes = execute(jobs, tmp_path, 1, watcher)
+    assert [outcome.job.seed for outcome in watcher.outcomes] == [1, 0]
+    assert [outcome.job.seed for outcome in outcomes] == [0, 1]
+    assert accuracies(tmp_path) == whole(jobs)
+
+
+@pytest.mark.slow
+def test_two_studies_at_once_in_one_place_share_the_work(tmp_path, whole):
+    command = study_of(quick_file(tmp_path), 2, tmp_path / "runs")
+    command[command.index("--workers") + 1] = 1
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [afec(*command, **options) for _ in range(2)]
+    said = [process.communicate() for process in both]
+    assert [(process.returncode, error) for process, (_, error) in zip(both, said, strict=True)] == [(0, "")] * 2
+    methods, sets = ["finetune", "ewc", "ewc+afec", "mas", "si"], ["training.max_epochs=25", "training.patience=off"]
+    jobs = plan([str(tmp_path / "quick.toml")], methods, [0, 1], "three", sets)
+    assert accuracies(tmp_path / "runs") == whole(jobs)
+    by = set()
+    for found in directories(tmp_path / "runs", jobs):
+        tasks = [event["task"] for event in found.events() if event["event"] == "task"]
+        assert tasks == [1, 2, 3]  # every run was done once
+        by.add((found.path / "lock").read_text())
+    assert len(by) == 2
+    for out, _ in said:
+        assert out.count("seed 0: done") + out.count("seed 1: done") <= 10
+        assert "mean ± std of 2 seeds" in out
+
+
+@pytest.mark.slow
+def test_who_waits_says_for_whom_and_can_be_stopped(tmp_path):
+    benchmark, root = quick_file(tmp_path), tmp_path / "runs"
+    command = ["run", benchmark, "--scale", "three", "--method", "ewc", "--seeds", 1, "--runs", root]
+    (job,) = plan([benchmark], ["ewc"], [0], "three")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with RunDirectory.of(root, job.config, 0).locked():
+            process = afec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            lines = iter(process.stdout.readline, "")
+            (waits,) = [next(line for line in lines if "waits for" in line)]
+            assert f"quick, ewc, seed 0: waits for process {os.getpid()} on " in waits
+            there = workers_of(process)
+            os.killpg(process.pid, signal.SIGINT)
+            _, error = process.communicate(timeout=60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.returncode == 130
+    assert error.startswith("stopping: 1 run ")
+    wait_until(lambda: not any(map(alive, there)))
+    assert not (root / "quick" / "ewc" / job.config.hash / "seed0" / "config.toml").exists()
+
+
+# -- Ctrl-C -------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_begins_no_queued_run_and_says_at_once_that_it_stops(quickly, tmp_path, whole):
+    jobs = [Job(quick_config("ewc", "three"), seed) for seed in range(4)]
+
+    def interrupt(job, number):
+        raise KeyboardInterrupt
+
+    watcher = Watcher(tmp_path, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        execute(jobs, tmp_path, 1, watcher)
+    assert watcher.stops == [1]
+    assert [found.seed for found in find_runs(tmp_path)] == [0]
+    assert main(["resume", str(tmp_path), "--workers", "1"]) == 0
+    assert accuracies(tmp_path) == whole(jobs[:1])
