@@ -24,7 +24,7 @@ data = typer.Typer(help="The datasets: what there is, what is here, and fetching
 def _use(path: Path | None) -> Path | None:
     """The data directory of this command and of the processes that it starts."""
     if path is not None:
-        os.environ[VARIABLE] = str(path.absolute())
+        os.environ[VARIABLE] = str(path.expanduser().absolute())
     return path
 
 
