@@ -1,4 +1,4 @@
-"""The command line: `afec run | tune | resume | list`."""
+"""The command line: `afec run | tune | resume | report | list`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
 DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
-SEVERAL = ("--method", "-m", "--set")  # options that take all the words up to the next option
+SEVERAL = ("--method", "-m", "--set", "--where")  # options that take all the words up to the next option
 
 
 @app.callback()
@@ -127,6 +127,26 @@ def resume(
     from afec.cli import work
 
     work.do(jobs, work.Place(runs, workers), None)
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
+    figure: Annotated[
+        str, typer.Option(help="study: circles or curves; strength: accuracy against λ; trade-off: old against new.")
+    ] = "study",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Draw the figure into this file (.png, .svg, .pdf).")
+    ] = None,
+    where: Annotated[
+        list[str],
+        typer.Option("--where", help="Only runs with key=value: scale=short net.name=lenet method=ewc,ewc+afec"),
+    ] = [],  # noqa: B006
+) -> None:
+    """Show the tables of the finished runs, or draw a figure of them."""
+    from afec.cli import reports, work
+
+    reports.report(work.console_here(), runs, figure, out, where)
 
 
 @app.command("list")
