@@ -112,7 +112,7 @@ def test_other_tasks_are_another_table_and_a_scratch_of_an_earlier_command_is_fo
     capsys.readouterr()
     assert main([*small, "ewc", "ewc+afec", *sizes]) == 0
     shown = capsys.readouterr().out
-    first, second = shown.split("digits at scale smoke: test accuracy")[1:]
+    first, second = re.split(r"digits at scale smoke, sizes \[\d, \d\]: test accuracy", shown)[1:]
     assert "FWT vs scratch" in first
     assert "FWT vs scratch" not in second
     for table in (first, second):

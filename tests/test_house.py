@@ -16,6 +16,7 @@ ROOMS = [
     "gaussian",
     "fisher",
     "guard",
+    "data",
     "nets",
     "methods",
     "streams",

@@ -127,7 +127,20 @@ def test_an_empty_new_head_is_refused(size):
 # Backbones by name.
 
 
-@pytest.mark.parametrize(("name", "shape"), [("digits", (1, 8, 8)), ("cnn6", (3, 32, 32)), ("alexnet", (3, 224, 224))])
+SHAPES = {
+    "digits": (1, 8, 8),
+    "lenet": (3, 32, 32),
+    "vgg11": (3, 32, 32),
+    "vgg11bn": (3, 32, 32),
+    "resnet10": (3, 32, 32),
+    "cnn6": (3, 32, 32),
+    "omniglot": (1, 28, 28),
+    "alexnet": (3, 224, 224),
+}
+ALL = ", ".join(sorted(SHAPES))
+
+
+@pytest.mark.parametrize(("name", "shape"), SHAPES.items())
 def test_named_backbones_say_their_own_width(name, shape):
     with torch.device("meta"):  # AlexNet has 57 million weights, and only the shapes are asked for
         backbone = make_backbone(name)
@@ -137,7 +150,7 @@ def test_named_backbones_say_their_own_width(name, shape):
 
 
 def test_the_list_of_backbones():
-    assert list(NETS) == ["digits", "cnn6", "alexnet"]
+    assert list(NETS) == list(SHAPES)
     assert NETS["digits"].options == ("channels", "features")
     assert NETS["cnn6"].options == ()
 
@@ -149,8 +162,8 @@ def test_options_reach_the_backbone():
 @pytest.mark.parametrize(
     ("section", "key", "message"),
     [
-        ({"name": "cnn"}, "name", "unknown net 'cnn'; did you mean 'cnn6'? There is: alexnet, cnn6, digits"),
-        ({"name": "qqq"}, "name", "unknown net 'qqq'. There is: alexnet, cnn6, digits"),
+        ({"name": "cnn"}, "name", f"unknown net 'cnn'; did you mean 'cnn6'? There is: {ALL}"),
+        ({"name": "qqq"}, "name", f"unknown net 'qqq'. There is: {ALL}"),
         (
             {"name": "digits", "feature": 3},
             "feature",
@@ -171,5 +184,5 @@ def test_unknown_names_say_what_is_near_and_what_there_is(section, key, message)
 
 def test_sections_are_checked_without_making_the_net():
     check_backbone({"name": "digits", "features": 3})
-    with pytest.raises(ValueError, match="net.name: it is missing; there is: digits, cnn6, alexnet"):
+    with pytest.raises(ValueError, match=f"net.name: it is missing; there is: {', '.join(SHAPES)}"):
         check_backbone({"features": 3})

@@ -33,7 +33,7 @@ def test_the_files_are_those_that_the_docstring_names(finished):
         "config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task5.safetensors", "DONE", "lock"
     }  # fmt: skip
     named = {line.split()[0].replace("<k>", "5") for line in (directory_module.__doc__ or "").splitlines()[2:] if line}
-    assert named == found | {"FAILED", "checkpoint.safetensors", "checkpoint-before.safetensors"}
+    assert named == found | {"FAILED", "checkpoint.safetensors", "checkpoint-before.safetensors", "transfer.csv"}
     config = finished.config
     assert finished.path.parts[-4:] == ("quick", "ewc+afec", config.hash, "seed0")
     assert finished.done

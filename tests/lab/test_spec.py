@@ -12,7 +12,7 @@ import afec
 from afec.cli import main
 from afec.lab import SpecError, benchmark_names, load_benchmark, plan, resolve
 from afec.lab.config import grid, parse_set
-from afec.lab.spec import parse_benchmark
+from afec.lab.spec import merged, parse_benchmark
 from afec.methods.expression import METHODS
 from afec.methods.presets import PRESETS
 from afec.nets import NETS
@@ -48,6 +48,23 @@ def test_scales_variants_sums_and_sets_lie_on_top_of_each_other():
     assert weights("ewc+afec") == {"ewc": 10, "afec": 1}
     assert weights("afec + MAS") == {"mas": 1, "afec": 0.5}
     assert weights("mas+afec", method={"afec": {"forgetting": 7}}) == {"mas": 1, "afec": 7}
+
+
+def test_a_variant_can_double_what_its_scale_has():
+    benchmark = load_benchmark("cifar100-sc")
+    epochs = {scale: resolve(benchmark, "ewc", scale).training["max_epochs"] for scale in benchmark.scales}
+    assert epochs == {"full": 100, "short": 10, "smoke": 1}
+    for scale, count in epochs.items():
+        twice = resolve(benchmark, "ewc@equal-compute", scale)
+        assert twice.training["max_epochs"] == 2 * count
+        assert type(twice.training["max_epochs"]) is int
+        assert "*" not in twice.to_toml()
+    assert merged({"lr": 0.1, "n": 3}, {"lr": "*0.5", "n": "*1.5"}) == {"lr": 0.05, "n": 4.5}
+    assert merged({"name": "a"}, {"name": "*2"}) == {"name": "*2"}  # no number is there
+    with pytest.raises(SpecError, match="training.lr_min: Input should be a valid number"):  # the file has no lr_min
+        quick_config("ewc", training={"lr_min": "*2"})
+    with pytest.raises(SpecError, match="training.max_epochs: .* got 0.6"):
+        quick_config("ewc", training={"max_epochs": "*0.3"})
 
 
 def test_terms_are_sorted():

@@ -206,6 +206,38 @@ def test_every_row_is_seen_once_an_epoch_and_the_last_short_batch_is_kept():
     assert first != second
 
 
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "sizes"),
+    [
+        (9, 4, [4, 5]),
+        (5, 4, [5]),
+        (3, 2, [3]),
+        (10, 4, [4, 4, 2]),
+        (8, 4, [4, 4]),
+        (1, 4, [1]),  # there is none before it
+        (3, 1, [1, 1, 1]),  # asked for
+    ],
+)
+def test_a_last_batch_of_one_sample_joins_the_one_before_it(samples, batch_size, sizes):
+    seen = []
+
+    def recording(model, batch):
+        if model.training:
+            seen.append(batch[0][:, 0].tolist())
+        return mse(model, batch)
+
+    data = line(samples)
+    fit(nn.Linear(1, 1), Schedule(batch_size=batch_size, max_epochs=1), train=data, loss=recording).run()
+    assert [len(batch) for batch in seen] == sizes
+    assert sorted(sum(seen, [])) == data.split.inputs[:, 0].tolist()  # noqa: RUF017
+
+
+def test_anybodys_batch_norm_trains_where_one_sample_is_left_over():
+    model = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    fit(model, Schedule(batch_size=8, max_epochs=2), train=line(17)).run()
+    assert model[1].num_batches_tracked.item() == 2 * 2
+
+
 def test_validation_loss_is_the_mean_over_samples_in_any_chunks():
     model, data = nn.Linear(1, 1), line(2500)  # two full chunks and a short one
     done = fit(model, Schedule(max_epochs=1), validation=data).run()

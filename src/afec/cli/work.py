@@ -25,7 +25,7 @@ from afec.lab.tuning import tune as tune_method
 from afec.lab.watch import Watch
 from afec.report.picture import draw_study
 from afec.report.search import draw_search, trials_table
-from afec.report.table import Line, comparisons, lines, readable, study_table
+from afec.report.table import Line, comparisons, lines, problems, readable, study_table
 
 __all__ = ["Place", "console_here", "do", "say_what", "tune"]
 
@@ -35,7 +35,8 @@ STOPPED = (
 )
 LEGEND = (
     "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
-    "BWT: what old tasks gained or lost since; compute: samples with gradients, θ_e and Fisher included, relative to finetune"
+    "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
+    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
 )
 
 
@@ -123,12 +124,12 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
 
 def _show(console: Console, outcomes: Sequence[Outcome]) -> None:
     rows = lines([(outcome.job.config, outcome.directory) for outcome in outcomes])
-    for problem in dict.fromkeys(row.problem for row in rows):  # other tasks or another net are another table
-        mine = [row for row in rows if row.problem == problem]
-        console.print(study_table(mine))
-        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
-        for sentence in comparisons(mine):
+    for mark, mine in problems(rows):  # other tasks or another net are another table
+        console.print(study_table(mine, mark))
+        for sentence in [*comparisons(mine), *comparisons(mine, "transfer")]:
             console.print(sentence, highlight=False, soft_wrap=True)
+    if rows:
+        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
 
 
 def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:

@@ -12,7 +12,17 @@ from typing import Any
 
 import tomli_w
 
-from afec.lab.spec import FULL, Benchmark, Changes, SpecError, check_net, merged, training_of
+from afec.lab.spec import (
+    FULL,
+    Benchmark,
+    Changes,
+    SpecError,
+    check_net,
+    condition,
+    merged,
+    training_of,
+    value_of,
+)
 from afec.learner import Machine, Schedule
 from afec.methods.expression import FINETUNE, METHODS, check_settings, make_guard, terms_of, whole_settings
 from afec.naming import unknown, with_defaults
@@ -115,7 +125,7 @@ def resolve(
 ) -> RunConfig:
     """The configuration of one row: a method, or `method@variant`, of a benchmark at a scale.
 
-    On top of the file lie the scale, the variant, what a tuning has found, and `--set`.
+    On top of the file lie the scale, the cases that hold, the variant, what a tuning has found, and `--set`.
     """
     sets = sets or {}
     expression, _, variant = method.partition("@")
@@ -124,7 +134,8 @@ def resolve(
     if variant and variant not in benchmark.variant:
         raise SpecError(unknown(f"variant of {benchmark.name}", variant, benchmark.variant))
     layers: list[Changes] = [benchmark, benchmark.scale.get(scale, Changes())]
-    layers += [benchmark.variant.get(variant, Changes()), tuned or Changes()]
+    later = [benchmark.variant.get(variant, Changes()), tuned or Changes()]
+    layers += [*_cases(benchmark, [*layers, *later], sets), *later]
     sections = {s: merged({}, *(getattr(c, s) for c in layers)) for s in ("stream", "net", "training", "method")}
     parts = {s: merged(sections[s], sets.get(s, {})) for s in ("stream", "net", "training")}
     name, settings = _method_of(expression, sections["method"], sets.get("method", {}))
@@ -137,6 +148,17 @@ def resolve(
     training = {**asdict(schedule), **asdict(machine)}
     stream, net = with_defaults(STREAMS, parts["stream"]), {"zero_heads": False, **with_defaults(NETS, parts["net"])}
     return RunConfig(benchmark.name, scale, name, variant, stream, net, training, settings)
+
+
+def _cases(benchmark: Benchmark, layers: Sequence[Changes], sets: dict[str, Any]) -> list[Changes]:
+    """What the file changes where it is run as these layers and `--set` say."""
+    found = []
+    for name, changes in benchmark.case.items():
+        section, key, value = condition(name, benchmark.name)
+        known: dict[str, Any] = merged({}, *(getattr(layer, section) for layer in layers), sets.get(section, {}))
+        if known.get(key) == value:
+            found.append(changes)
+    return found
 
 
 def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
@@ -178,7 +200,7 @@ def parse_set(text: str) -> tuple[list[str], list[Any]]:
         raise SpecError(f"--set {text!r}: expected method.NAME.setting=value with NAME one of {', '.join(METHODS)}")
     if path[0] != "method" and len(path) != 2:
         raise SpecError(f"--set {text!r}: expected {path[0]}.key=value")
-    return path, [_value(part) for part in _at_commas(value)]
+    return path, [value_of(part) for part in _at_commas(value)]
 
 
 def grid(sets: Sequence[str]) -> list[dict[str, Any]]:
@@ -194,16 +216,6 @@ def grid(sets: Sequence[str]) -> list[dict[str, Any]]:
             combination = merged(combination, inner)
         found.append(combination)
     return found
-
-
-def _value(text: str) -> Any:
-    if text.strip().lower() in ("true", "false"):  # as Python writes them, too
-        return text.strip().lower() == "true"
-    try:
-        found = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
-        return text.strip()
-    return found["value"] if len(found) == 1 else text.strip()
 
 
 def _at_commas(text: str) -> Iterator[str]:

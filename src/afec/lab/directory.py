@@ -3,6 +3,7 @@
 config.toml                   what was run
 env.json                      where: versions, commit, processor, host
 accuracy.csv                  after,task,name,validation,test; after=0 is at random initialisation
+transfer.csv                  name,validation,test,epochs of heads alone on the final features, where the stream asks for some
 events.jsonl                  one line an epoch and one a task: learning rates, losses, samples, seconds; notes about faults
 weights/task<k>.safetensors   the net after the last task
 checkpoint.safetensors        replaced as a whole; gone when the run is done
@@ -36,12 +37,14 @@ from numpy.typing import NDArray
 from afec.files import FileError, load_tree, save_tree, write_text
 from afec.lab.config import RunConfig
 from afec.lab.lock import locked
+from afec.learner import Transferred
 from afec.learner.machine import processor
 from afec.naming import unknown
 
 __all__ = ["Row", "RunDirectory", "RunError", "environment", "find_runs"]
 
 COLUMNS = ("after", "task", "name", "validation", "test")
+TRANSFER_COLUMNS = ("name", "validation", "test", "epochs")
 
 
 class RunError(RuntimeError):
@@ -130,6 +133,14 @@ class RunDirectory:
         writer.writerows([r.after, r.task, r.name, f"{r.validation:.6f}", f"{r.test:.6f}"] for r in rows)
         write_text(self.path / "accuracy.csv", text.getvalue())
 
+    def write_transfer(self, found: Sequence[Transferred]) -> None:
+        """How well heads alone learned on the final features."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(TRANSFER_COLUMNS)
+        writer.writerows([t.name, f"{t.validation:.6f}", f"{t.test:.6f}", t.epochs] for t in found)
+        write_text(self.path / "transfer.csv", text.getvalue())
+
     def append_events(self, events: Sequence[dict[str, Any]]) -> None:
         """Some more lines; a line that a crash has cut is skipped by readers."""
         path = self.path / "events.jsonl"
@@ -188,6 +199,17 @@ class RunDirectory:
             return [
                 Row(int(r["after"]), int(r["task"]), r["name"], float(r["validation"]), float(r["test"])) for r in lines
             ]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
+
+    def transfers(self) -> list[Transferred]:
+        """transfer.csv; empty where the stream asks for none."""
+        file = self.path / "transfer.csv"
+        if not file.exists():
+            return []
+        try:
+            lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+            return [Transferred(r["name"], float(r["validation"]), float(r["test"]), int(r["epochs"])) for r in lines]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
 

@@ -128,6 +128,8 @@ class _Run:
             self.events.append(event)
             self._save()
         if self.config.method != "scratch":
+            if self.stream.transfer:
+                self.directory.write_transfer([self.learner.transfer(task) for task in self.stream.transfer])
             file = self.directory.path / "weights" / f"task{len(self.stream.tasks)}.safetensors"
             save_tree(file, dict(self.learner.net.state_dict()))
         self.directory.finish(self._cost())

@@ -6,10 +6,12 @@
 [method.ewc]        the settings of a method; [method."ewc+afec".ewc] where a sum wants others
 [scale.smoke. …]    the same sections again: what another scale changes
 [variant.long. …]   the same: what a row like `ewc@long` changes
+[case."net.name=vgg11bn". …]  the same: what changes wherever stream, net or training have this value, be it by `--set`
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -33,9 +35,11 @@ __all__ = [
     "SpecError",
     "benchmark_names",
     "check_net",
+    "condition",
     "load_benchmark",
     "merged",
     "training_of",
+    "value_of",
 ]
 
 FULL = "full"
@@ -65,6 +69,7 @@ class Benchmark(Changes):
     name: str
     scale: dict[str, Changes] = Field(default_factory=dict)
     variant: dict[str, Changes] = Field(default_factory=dict)
+    case: dict[str, Changes] = Field(default_factory=dict)
     tune: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """The grid of each method: lists of values, and the Fisher kind that they belong to."""
 
@@ -128,13 +133,45 @@ def load_tuned(path: Path) -> Changes:
 
 
 def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the changes on top, table by table."""
+    """`base` with the changes on top, table by table; `"*2"` is twice the number that is there."""
     result = dict(base)
     for change in changes:
         for key, value in change.items():
-            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-            result[key] = merged(result[key], value) if both else value
+            below = result.get(key)
+            both = isinstance(value, Mapping) and isinstance(below, Mapping)
+            result[key] = merged(result[key], value) if both else _times(below, value)
     return result
+
+
+def _times(below: Any, value: Any) -> Any:
+    """The value, or so many times the number below it; a factor with no number below it stays, and is no valid number."""
+    factor = re.fullmatch(r"\*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
+    if factor is None or type(below) not in (int, float):
+        return value
+    product = below * float(factor[1])
+    return int(product) if isinstance(below, int) and product.is_integer() else product
+
+
+def condition(name: str, where: str) -> tuple[str, str, Any]:
+    """The section, key and value that the name of a [case] asks for."""
+    path, equals, text = name.partition("=")
+    section, _, key = (part.strip() for part in path.partition("."))
+    if not equals or not key or section not in ("stream", "net", "training"):
+        raise SpecError(
+            f'{where}: case."{name}": expected section.key=value with stream, net or training, e.g. "net.name=vgg11bn"'
+        )
+    return section, key, value_of(text)
+
+
+def value_of(text: str) -> Any:
+    """What a word of a command line or of a condition means: TOML, or a plain word."""
+    if text.strip().lower() in ("true", "false"):  # as Python writes them, too
+        return text.strip().lower() == "true"
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
+        return text.strip()
+    return found["value"] if len(found) == 1 else text.strip()
 
 
 def training_of(section: Mapping[str, Any]) -> tuple[Schedule, Machine]:
@@ -172,6 +209,10 @@ def _check(benchmark: Benchmark, where: str) -> None:
     """Every section of the file, of each scale and of each variant, as it would be used."""
     parts = {"": Changes()} | {f"scale.{n}.": c for n, c in benchmark.scale.items()}
     parts |= {f"variant.{n}.": c for n, c in benchmark.variant.items()}
+    for name, change in benchmark.case.items():
+        section, key, value = condition(name, where)
+        assumed = Changes.model_validate({section: {key: value}})
+        parts[f'case."{name}".'] = Changes.model_validate(merged(assumed.model_dump(), change.model_dump()))
     for prefix, change in parts.items():
         for section, check in (("stream", check_stream), ("net", check_net), ("training", training_of)):
             try:

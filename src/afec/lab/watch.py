@@ -13,10 +13,9 @@ from rich.table import Table
 
 from afec.lab.engine import Job, Outcome
 from afec.learner import Phase
+from afec.learner.progress import NAMES
 
 __all__ = ["Watch"]
-
-PHASES = {"theta_e": "expansion", "train": "learning", "joint": "learning all"}
 
 
 class Watch(AbstractContextManager["Watch"]):
@@ -96,7 +95,7 @@ class Watch(AbstractContextManager["Watch"]):
                 continue
             epoch = phase.epoch
             table.add_row(
-                job.label, str(job.seed), f"{phase.task + 1} {phase.name}", PHASES[phase.phase],
+                job.label, str(job.seed), f"{phase.task + 1} {phase.name}", NAMES[phase.phase],
                 str(epoch.number), f"{epoch.lr:.1e}", f"{epoch.loss:.4g}",
             )  # fmt: skip
         failed = f", {self.failed} failed" if self.failed else ""

@@ -6,6 +6,7 @@ from afec.learner.machine import Machine
 from afec.learner.memo import Memo
 from afec.learner.schedule import Plateau, Schedule
 from afec.learner.stopwatch import Stopwatch
+from afec.learner.transfer import Transferred
 
 __all__ = [
     "Epoch",
@@ -21,4 +22,5 @@ __all__ = [
     "Plateau",
     "Schedule",
     "Stopwatch",
+    "Transferred",
 ]

@@ -170,7 +170,7 @@ class Fit:
     def _one_epoch(self, generator: torch.Generator) -> None:
         self.model.train()
         order = torch.randperm(self.train.size, generator=generator).to(self.machine.torch_device)
-        for rows in torch.split(order, self.schedule.batch_size):
+        for rows in _batches(order, self.schedule.batch_size):
             self.optimizer.zero_grad()
             with self.machine.precision():
                 loss = self.loss_fn(self._runner, self.train.take(rows))
@@ -197,6 +197,14 @@ class Fit:
                 f"the validation loss is {loss} after epoch {self.epochs + 1}: training diverged; "
                 "lower the learning rate or the guard's strength"
             )
+
+
+def _batches(order: Tensor, size: int) -> list[Tensor]:
+    """The rows in batches of `size`; a last batch of one sample, which batch-norm cannot normalise, joins the one before it."""
+    batches = list(torch.split(order, size))
+    if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
 
 
 def _copy_of(model: nn.Module) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from afec.learner.tasks import (
     stored,
 )
 from afec.learner.trained import Known, Trained
+from afec.learner.transfer import Transferred, transfer
 from afec.methods import AFEC
 from afec.randomness import forked, seed_from
 from afec.streams import Task
@@ -44,7 +45,7 @@ class Phase:
     """Counted from 0."""
     name: str
     phase: str
-    """`theta_e` (the expansion), `train`, or `joint`."""
+    """`theta_e` (the expansion), `train`, `joint`, or `transfer`."""
     epoch: Epoch
 
 
@@ -191,8 +192,25 @@ class Learner(Trained):
         cost = (fit.epochs, fit.best_epoch, 0, fit.epochs * train.size, dict(watch.wall), dict(watch.cpu))
         return Learned(tasks[-1].name, *cost)
 
+    def transfer(self, task: Task) -> Transferred:
+        """How well a new head alone learns `task` on the present features; neither they nor anything else here changes."""
+        if not self._known:
+            raise ValueError(
+                f"nothing was learned yet that '{task.name}' could be transferred from; call learn() first"
+            )
+        number = len(self._known) - 1
+        with shown(self.progress, number, task.name, "transfer") as show:
+
+            def on_epoch(epoch: Epoch) -> None:
+                show(epoch)
+                if self.on_phase:
+                    self.on_phase(Phase(number, task.name, "transfer", epoch))
+
+            return transfer(self.net, number, task, self.schedule, self.machine, self.seed, on_epoch)
+
     def _enter(self, task: Task) -> tuple[int, HeadLoss]:
         """The task's number and its loss; its head is there afterwards."""
+        self._prepare[task.name] = task.prepare
         number, heads = len(self._known), self.net.heads
         if task.name in self.tasks_learned:
             raise ValueError(

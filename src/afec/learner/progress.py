@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from afec.learner.fit import Epoch
 from afec.randomness import forked
 
-__all__ = ["shown"]
+__all__ = ["NAMES", "shown"]
 
-NAMES = {"theta_e": "expansion", "train": "learning", "joint": "learning all"}
+NAMES = {"theta_e": "expansion", "train": "learning", "joint": "learning all", "transfer": "head alone"}
 
 
 @contextmanager

@@ -32,8 +32,9 @@ def check_net(state: dict[str, Any], net: MultiHead) -> None:
         raise ValueError(
             f"the state is of a net with heads of sizes {saved}, this one has {here}; give it the net that was saved"
         )
+    of_one_task = net.task_prefixes()  # what the state's tasks need beyond the net's is made before it is loaded
     shapes, own = (
-        {name: tuple(value.shape) for name, value in weights.items() if not name.startswith("heads.")}
+        {name: tuple(value.shape) for name, value in weights.items() if not name.startswith(of_one_task)}
         for weights in (state["net"], net.state_dict())
     )
     for name in sorted(shapes.keys() | own.keys()):

@@ -12,9 +12,20 @@ from torch.nn import functional as F
 
 from afec.fisher import Likelihood
 from afec.learner.machine import Machine
+from afec.nets import MultiHead
 from afec.streams import Split, Task
 
-__all__ = ["LIKELIHOOD", "Batches", "HeadLoss", "Mixture", "mixture_loss", "predict_in_chunks", "stored"]
+__all__ = [
+    "LIKELIHOOD",
+    "Batches",
+    "HeadLoss",
+    "Mixture",
+    "accuracy",
+    "mixture_loss",
+    "predict_in_chunks",
+    "represent_in_chunks",
+    "stored",
+]
 
 
 def _cosine(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -32,8 +43,8 @@ CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "angular": _angular,
 }
 LIKELIHOOD: dict[str, Likelihood] = {"cross_entropy": "categorical", "mse": "gaussian"}
-"""What a loss is the negative log of, where it is of one that we know. The mean square of two coordinates is ½‖·‖², a Gaussian's
-of unit variance."""
+"""What a loss is the negative log of, where that is known. The mean square of two coordinates is ½‖·‖², a Gaussian's of unit
+variance."""
 
 
 def stored(split: Split, machine: Machine) -> Split:
@@ -81,10 +92,12 @@ class HeadLoss:
         inputs: Tensor = batch[0]
         if self.augment is not None and model.training:
             inputs = self.augment(inputs)
-        if self.prepare is not None:
-            inputs = self.prepare(inputs)
-        outputs: Tensor = model(self.machine.batch(inputs), task=self.number)
+        outputs: Tensor = model(self.prepared(inputs), task=self.number)
         return outputs
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """A batch as the net takes it."""
+        return self.machine.batch(inputs if self.prepare is None else self.prepare(inputs))
 
 
 class Mixture:
@@ -120,17 +133,29 @@ def mixture_loss(losses: Sequence[HeadLoss], model: nn.Module, batch: list[tuple
 
 def predict_in_chunks(model: nn.Module, loss: HeadLoss, inputs: Tensor, chunk: int = 1024) -> Tensor:
     """The outputs for all `inputs`, in eval mode and without gradients; the mode is put back."""
+    return _in_chunks(model, lambda part: loss.outputs(model, (part,)), inputs, loss.machine, chunk).cpu()
+
+
+def represent_in_chunks(
+    net: MultiHead, number: int, task: Task, inputs: Tensor, machine: Machine, chunk: int = 1024
+) -> Tensor:
+    """The features of all `inputs` of `task`, by the net as it is for its task `number`; on the device."""
+    loss = HeadLoss.of(number, task, machine)
+    return _in_chunks(net, lambda part: net.represent(loss.prepared(part), number), inputs, machine, chunk)
+
+
+def _in_chunks(
+    model: nn.Module, ask: Callable[[Tensor], Tensor], inputs: Tensor, machine: Machine, chunk: int
+) -> Tensor:
     mode = model.training
     model.eval()
     try:
-        with torch.no_grad(), loss.machine.precision():
-            device = loss.machine.torch_device
-            parts = [loss.outputs(model, (part.to(device),)).float().cpu() for part in torch.split(inputs, chunk)]
-            return torch.cat(parts)
+        with torch.no_grad(), machine.precision():
+            return torch.cat([ask(part.to(machine.torch_device)).float() for part in torch.split(inputs, chunk)])
     finally:
         model.train(mode)
 
 
 def accuracy(model: nn.Module, loss: HeadLoss, task: Task, split: Split) -> float:
     """The fraction of the split whose class is read off rightly."""
-    return task.accuracy(predict_in_chunks(model, loss, split.inputs), Split(split.inputs.cpu(), split.targets.cpu()))
+    return task.accuracy(predict_in_chunks(model, loss, split.inputs), Split(split.inputs, split.targets.cpu()))

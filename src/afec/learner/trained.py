@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class Trained:
         self.net, self.machine = net if isinstance(net, MultiHead) else MultiHead(net, ()), machine
         self.machine.placed(self.net)
         self._known: list[Known] = []
+        self._prepare: dict[str, Callable[[Tensor], Tensor] | None] = {}  # of the tasks that this process has seen
 
     @property
     def tasks_learned(self) -> list[str]:
@@ -59,7 +60,13 @@ class Trained:
         number = self._place(task)
         if not 0 <= number < len(self._known):
             raise ValueError(f"no task number {number} was learned; there are {len(self._known)}: {self.tasks_learned}")
-        return predict_in_chunks(self.net, HeadLoss(number, self._known[number].loss, self.machine), x)
+        prepare = task.prepare if isinstance(task, Task) else self._prepare.get(self._known[number].name)
+        if prepare is None and not x.is_floating_point():
+            raise TypeError(
+                f"the inputs are {x.dtype}, and how task '{self._known[number].name}' prepares them is not in a loaded file; "
+                "give the task itself in place of its number or name"
+            )
+        return predict_in_chunks(self.net, HeadLoss(number, self._known[number].loss, self.machine, prepare), x)
 
     def predict(self, x: Tensor, task: int | str | Task) -> Tensor:
         """The class of each input, or, of a regression task, its values. `task` is a number from 0, a name or the task."""

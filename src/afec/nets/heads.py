@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from afec.nets.norm import task_norms
+
 __all__ = ["MultiHead"]
 
 
 class MultiHead(nn.Module):
     """A backbone shared by all tasks with an output layer of its own for each.
 
-    A guard guards the backbone only (`guarded_parameters`): a head belongs to one task, and no other can spoil it.
+    A guard guards the backbone only (`guarded_parameters`): a head belongs to one task, and no other can spoil it. Layers of
+    the backbone with statistics per task (`TaskBatchNorm2d`) get a set with every head, and a call for a task selects its set.
 
     Args:
         backbone: maps inputs to features of shape (batch, features).
@@ -38,6 +41,7 @@ class MultiHead(nn.Module):
         self.backbone = backbone
         self.features, self.zero = width, zero
         self.heads = nn.ModuleList(self._new_head(size) for size in sizes)
+        self._make_statistics()
 
     def _new_head(self, size: int) -> nn.Linear:
         """A head where the backbone is and in its precision; one that has no weights gets PyTorch's defaults."""
@@ -57,6 +61,7 @@ class MultiHead(nn.Module):
         if size < 1:
             raise ValueError(f"a head needs at least 1 output; got size={size}")
         self.heads.append(self._new_head(size))
+        self._make_statistics()
         return len(self.heads) - 1
 
     def forward(self, x: Tensor, task: int) -> Tensor:
@@ -65,8 +70,23 @@ class MultiHead(nn.Module):
             raise IndexError(
                 f"task must be 0 to {len(self.heads) - 1}: this net has {len(self.heads)} heads; got {task}"
             )
-        outputs: Tensor = self.heads[task](self.backbone(x))
+        outputs: Tensor = self.heads[task](self.represent(x, task))
         return outputs
+
+    def represent(self, x: Tensor, task: int) -> Tensor:
+        """The features of the inputs `x`, as the head of task number `task` is given them."""
+        for _, norm in task_norms(self.backbone):
+            norm.select(task)
+        features: Tensor = self.backbone(x)
+        return features
+
+    def _make_statistics(self) -> None:
+        for _, norm in task_norms(self.backbone):
+            norm.make_tasks(len(self.heads))
+
+    def task_prefixes(self) -> tuple[str, ...]:
+        """How the names in `state_dict()` begin of what belongs to one task only: heads, and statistics per task."""
+        return ("heads.", *(f"backbone.{name}.tasks.".replace("..", ".") for name, _ in task_norms(self.backbone)))
 
     def guarded_parameters(self) -> Iterator[nn.Parameter]:
         """The weights that tasks share, and that a guard therefore pulls."""

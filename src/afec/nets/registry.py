@@ -12,7 +12,11 @@ from torch import nn
 from afec.naming import check_section, fault
 from afec.nets.alexnet import AlexNet
 from afec.nets.cnn6 import CNN6
+from afec.nets.lenet import LeNet
+from afec.nets.omniglot import OmniglotNet
+from afec.nets.resnet import ResNet10
 from afec.nets.small import DigitsBackbone
+from afec.nets.vgg import vgg11, vgg11bn
 
 __all__ = ["NETS", "NetRecord", "check_backbone", "make_backbone"]
 
@@ -36,7 +40,12 @@ NETS: dict[str, NetRecord] = {
     record.name: record
     for record in (
         NetRecord("digits", DigitsBackbone, "two convolutions and a hidden layer, for grey images of 8×8 pixels"),
+        NetRecord("lenet", LeNet, "two convolutions and two hidden layers, for colour images of 32×32 pixels"),
+        NetRecord("vgg11", vgg11, "VGG11's eight convolutions, for colour images of 32×32 pixels"),
+        NetRecord("vgg11bn", vgg11bn, "VGG11 with batch-norm, its statistics shared by all tasks or each task's own"),
+        NetRecord("resnet10", ResNet10, "a residual net of four blocks with batch-norm, like vgg11bn"),
         NetRecord("cnn6", CNN6, "the paper's six convolutions and a hidden layer, for colour images of 32×32 pixels"),
+        NetRecord("omniglot", OmniglotNet, "four convolutions, for grey images of 28×28 pixels"),
         NetRecord("alexnet", AlexNet, "AlexNet without its head, for colour images of 224×224 pixels"),
     )
 }

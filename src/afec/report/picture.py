@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -19,7 +20,7 @@ from afec.nets import MultiHead
 from afec.report.circle import Panel, draw_circles
 from afec.report.table import lines, readable
 from afec.streams import Task
-from afec.streams.digits import arrangement, circle
+from afec.streams.regression import Arrangement
 
 __all__ = ["draw_curves", "draw_study"]
 
@@ -31,7 +32,7 @@ def draw_study(path: Path, runs: Runs) -> None:
     runs = [(config, run) for config, run in readable(runs) if run.done and config.method != "scratch"]
     if not runs:
         raise ValueError("there is no finished run to draw")
-    if runs[0][0].stream["name"] == "digits-regression":
+    if runs[0][0].stream["name"].endswith("-regression"):
         seed = min(run.seed for _, run in runs)
         draw_predictions(path, [(config, run) for config, run in runs if run.seed == seed])
     else:
@@ -45,7 +46,7 @@ def draw_predictions(path: Path, runs: Runs) -> None:
     for config, run in runs:
         stream, net = build(config, seed)
         _load_weights(net, run.path / "weights" / f"task{len(stream.tasks)}.safetensors")
-        panels.append([_panel(net, config, task, seed, number) for number, task in enumerate(stream.tasks)])
+        panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
     names = [task.name for task in stream.tasks]
     title = (
         f"Where each method puts the digits after learning {len(names)} arrangements one after the other\n"
@@ -63,13 +64,16 @@ def _load_weights(net: MultiHead, file: Path) -> None:
         raise FileError(f"{file}: these are not the weights of this run's net ({error})") from error
 
 
-def _panel(net: MultiHead, config: RunConfig, task: Task, seed: int, number: int) -> Panel:
+def _panel(net: MultiHead, config: RunConfig, task: Task, number: int) -> Panel:
     machine = Machine(channels_last=config.training["channels_last"])  # wherever it was run, it is drawn here
     outputs = predict_in_chunks(net, HeadLoss.of(number, task, machine), task.test.inputs)
+    assert isinstance(task.decode, Arrangement), "a regression on the circle"
+    angles = task.decode.directions(outputs)
+    points = torch.stack((angles.cos(), angles.sin()), dim=1) if task.decode.output == "angle" else outputs
     return Panel(
-        points=outputs.numpy(),
+        points=points.numpy(),
         classes=task.classes(task.test).numpy(),
-        targets=circle(arrangement(seed, number)).numpy(),
+        targets=task.decode.points.numpy(),
         accuracy=task.accuracy(outputs, task.test),
     )
 

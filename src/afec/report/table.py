@@ -17,7 +17,7 @@ from afec.lab.config import differing
 from afec.metrics import summary
 from afec.report.paired import Paired, mean_and_std, paired
 
-__all__ = ["COLUMNS", "Line", "comparisons", "lines", "readable", "study_table"]
+__all__ = ["COLUMNS", "Line", "comparisons", "lines", "problems", "readable", "study_table"]
 
 COLUMNS = {
     "aac": "AAC",
@@ -26,8 +26,9 @@ COLUMNS = {
     "mean_new_task_accuracy": "each new task",
     "bwt": "BWT",
     "fwt_vs_scratch": "FWT vs scratch",
+    "transfer": "transfer",
 }
-"""The metrics of the table, by their names in `metrics.summary`; higher is better for each."""
+"""The metrics of the table, by their names in `metrics.summary` and as `Line.metrics` has them; higher is better for each."""
 
 
 @dataclass
@@ -51,10 +52,11 @@ class Line:
     @property
     def label(self) -> str:
         """The method, its variant, its strengths, and what tells it from others."""
-        return f"{self._name}, {self.mark}" if self.mark else self._name
+        return f"{self.name}, {self.mark}" if self.mark else self.name
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The method, its variant and its strengths."""
         weights = [
             f"{symbol}={self.config.settings[term][key]:g}"
             for term in self.config.settings
@@ -85,7 +87,7 @@ def lines(runs: Sequence[tuple[RunConfig, RunDirectory]], split: str = "test") -
         # A named variant of the training keeps the plain reference, where it has none of its own; nothing else does.
         keys = [_training(config), *([Line(config).problem] if config.variant else [])]
         alone = next((scratch[key, run.seed] for key in keys if (key, run.seed) in scratch), None)
-        line.metrics[run.seed] = _metrics(config, run.matrix(split), alone)
+        line.metrics[run.seed] = _metrics(config, run.matrix(split), alone) | {"transfer": _transfer(run, split)}
         line.epochs[run.seed], line.samples[run.seed] = run.epochs, run.samples
     _tell_apart(list(found.values()))
     return list(found.values())
@@ -97,7 +99,7 @@ def readable(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> list[tuple[RunCo
     for config, run in runs:
         try:
             if run.done:
-                run.matrix()
+                run.matrix(), run.transfers()
         except RunError as error:
             warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=3)
         else:
@@ -125,8 +127,8 @@ def _scratch_on_disk(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> list[tup
 
 def _tell_apart(rows: Sequence[Line]) -> None:
     """Give rows of one name the keys that differ between them: the grid of a `--set`."""
-    for name in {(row.config.benchmark, row.label) for row in rows}:
-        alike = [row for row in rows if (row.config.benchmark, row.label) == name]
+    for name in {(row.config.benchmark, row.name) for row in rows}:
+        alike = [row for row in rows if (row.config.benchmark, row.name) == name]
         for row, mark in zip(alike, differing([row.config for row in alike]), strict=True):
             row.mark = mark
 
@@ -139,11 +141,38 @@ def _metrics(config: RunConfig, matrix: NDArray[np.float64], scratch: NDArray[np
     return {**unknown, "mean_new_task_accuracy": float(alone.mean()), "new_accuracy": float(alone[-1])}
 
 
-def study_table(rows: Sequence[Line]) -> Table:
+def _transfer(run: RunDirectory, split: str) -> float:
+    """The mean accuracy of heads alone on the final features; NaN where none was learned."""
+    return _mean(getattr(found, split) for found in run.transfers())
+
+
+def problems(rows: Sequence[Line]) -> list[tuple[str, list[Line]]]:
+    """The rows that can be compared, together, each group with the keys of stream and net that tell it from the others."""
+    groups: dict[str, list[Line]] = {}
+    for row in rows:
+        groups.setdefault(row.problem, []).append(row)
+    for group in groups.values():  # what all rows of a group share need not stand in each
+        _tell_apart(group)
+    flat = [
+        {**group[0].config.stream, **{f"net {k}": v for k, v in group[0].config.net.items()}}
+        for group in groups.values()
+    ]
+    every = dict.fromkeys(key for keys in flat for key in keys)
+    differing = [key for key in every if any(keys.get(key) != flat[0].get(key) for keys in flat)]
+    marks = [
+        ", ".join(f"{key.removesuffix(' name')} {keys[key]}" for key in differing if key in keys and key != "name")
+        for keys in flat
+    ]
+    return list(zip(marks, groups.values(), strict=True))
+
+
+def study_table(rows: Sequence[Line], mark: str = "") -> Table:
     """Test accuracy in per cent, mean ± standard deviation over the seeds, the best method's in bold, and what each cost."""
     seeds = sorted({seed for row in rows for seed in row.metrics})
     names = sorted({f"{row.config.benchmark} at scale {row.config.scale}" for row in rows})
-    table = Table(title=f"{', '.join(names)}: test accuracy in %, mean ± std of {len(seeds)} seeds")
+    table = Table(
+        title=f"{', '.join(names)}{', ' + mark if mark else ''}: test accuracy in %, mean ± std of {len(seeds)} seeds"
+    )
     shown = [metric for metric in COLUMNS if any(not math.isnan(v) for row in rows for v in row.values(metric))]
     table.add_column("method", no_wrap=True)
     for metric in shown:
@@ -163,6 +192,7 @@ def study_table(rows: Sequence[Line]) -> Table:
 def comparisons(rows: Sequence[Line], metric: str = "aac") -> list[str]:
     """Each method with AFEC against the same one without, at its own and at equal compute, in words."""
     sentences = []
+    rows = [row for row in rows if not any(map(math.isnan, row.values(metric)))]
     for ours in rows:
         terms = ours.config.method.split("+")
         if "afec" not in terms or len(terms) == 1:

@@ -1,5 +1,6 @@
 """Where tasks come from."""
 
+from afec.streams.cifar10_regression import cifar10_regression
 from afec.streams.digits import digits, digits_regression
 from afec.streams.registry import STREAMS, StreamRecord, check_stream, make_stream
 from afec.streams.task import Split, Stream, Task
@@ -12,6 +13,7 @@ __all__ = [
     "StreamRecord",
     "Task",
     "check_stream",
+    "cifar10_regression",
     "digits",
     "digits_regression",
     "make_stream",

@@ -2,9 +2,7 @@
 
 `digits` divides the ten classes among the tasks, each with a head of its own.
 
-`digits-regression` is the paper's CIFAR-10 regression (Sec. 4.1) on these images. Ten positions lie evenly on the unit
-circle; a task puts each class at one of them and asks for the point (cos, sin) of the image's class. All tasks share
-the images and differ only in the arrangement, so what helps one task misleads the next.
+`digits-regression` is the paper's CIFAR-10 regression (Sec. 4.1) on these images.
 
 In both, the test images are the same for every seed: strengths tuned under one seed were then never near the images that
 another seed is tested on. What is left is divided anew for each seed.
@@ -12,20 +10,18 @@ another seed is tested on. What is left is divided anew for each seed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from afec.randomness import seed_from
+from afec.streams.regression import regression
 from afec.streams.task import Split, Stream, Task
 
-__all__ = ["CLASSES", "POSITIONS", "arrangement", "circle", "digits", "digits_regression", "nearest_position"]
+__all__ = ["CLASSES", "digits", "digits_regression"]
 
 CLASSES = 10
-POSITIONS = 10
 
 
 def _load() -> tuple[Tensor, Tensor]:
@@ -118,30 +114,6 @@ def _divided(rows: Tensor, label: int, seed: int, validation: float, test: float
     return rest[tunes:], rest[:tunes], order[:tests]
 
 
-def circle(positions: Tensor) -> Tensor:
-    """The points (cos, sin) of positions k at the angles 2πk/10."""
-    angle = positions * (2 * math.pi / POSITIONS)
-    return torch.stack((angle.cos(), angle.sin()), dim=1).float()
-
-
-def nearest_position(points: Tensor) -> Tensor:
-    """The position nearest in angle to each point; how far out the point lies does not matter."""
-    angle = torch.atan2(points[:, 1], points[:, 0])
-    return (angle * (POSITIONS / (2 * math.pi))).round().long() % POSITIONS
-
-
-def arrangement(seed: int, task: int) -> Tensor:
-    """The position of each class in task number `task`: the first keeps the digits in order, others shuffle."""
-    if task == 0:
-        return torch.arange(POSITIONS)
-    generator = torch.Generator().manual_seed(seed_from("digits-regression", "arrangement", seed, task))
-    return torch.randperm(POSITIONS, generator=generator)
-
-
-def _class_at(points: Tensor, class_of_position: Tensor) -> Tensor:
-    return class_of_position[nearest_position(points)]
-
-
 def _split_indices(total: int, seed: int, train: int, validation: int) -> tuple[Tensor, Tensor, Tensor]:
     """Shuffled indices of the three splits."""
     everything = torch.Generator().manual_seed(seed_from("digits-regression", "test"))
@@ -152,28 +124,33 @@ def _split_indices(total: int, seed: int, train: int, validation: int) -> tuple[
     return rest[:train], rest[train:], test
 
 
-def digits_regression(seed: int, tasks: int = 2, train: int = 700, validation: int = 300) -> Stream:
-    """The stream of `tasks` arrangements, a pure function of its arguments.
+def digits_regression(
+    seed: int,
+    setting: str = "two-task",
+    train: int = 700,
+    validation: int = 300,
+    tasks: int = 0,
+    output: str = "vector",
+    loss: str = "mse",
+) -> Stream:
+    """Contradictory arrangements of the digits on a circle, a pure function of its arguments.
 
     Args:
         seed: divides the images into training and validation and shuffles the arrangements.
-        tasks: how many arrangements to learn one after the other.
+        setting: `two-task`, `ten-task` or `transfer`.
         train: how many images to train on.
         validation: how many images to tune on. All the others, at least one, are for the test.
+        tasks: how many arrangements to learn one after the other; 0: as the setting says.
+        output: `vector`, the point (cos, sin), or `angle`.
+        loss: `mse` or `cosine`.
     """
     images, labels = _load()
-    if tasks < 1 or train < 1 or validation < 1 or train + validation >= len(images):
+    if train < 1 or validation < 1 or train + validation >= len(images):
         raise ValueError(
-            f"digits_regression got tasks={tasks}, train={train}, validation={validation}; each must be at "
+            f"digits_regression got train={train}, validation={validation}; each must be at "
             f"least 1, and train + validation below {len(images)}, the number of images"
         )
-    indices = _split_indices(len(images), seed, train, validation)
-
-    def one_task(number: int) -> Task:
-        positions = arrangement(seed, number)
-        targets = circle(positions)[labels]
-        learn, tune, test = (Split(images[i], targets[i]) for i in indices)
-        decode = partial(_class_at, class_of_position=positions.argsort())
-        return Task(f"arrangement {number + 1}", learn, tune, test, outputs=2, loss="mse", decode=decode)
-
-    return Stream("digits-regression", tuple(one_task(number) for number in range(tasks)), scenario="task")
+    learn, tune, test = (Split(images[i], labels[i]) for i in _split_indices(len(images), seed, train, validation))
+    return regression(
+        "digits-regression", seed, (learn, tune, test), setting=setting, tasks=tasks, output=output, loss=loss
+    )

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from afec.naming import check_section, fault
+from afec.streams.cifar import cifar10_100, cifar100, cifar100_sc
+from afec.streams.cifar10_regression import cifar10_regression
 from afec.streams.digits import digits, digits_regression
+from afec.streams.omniglot import omniglot
 from afec.streams.task import Scenario, Stream
 
 __all__ = ["STREAMS", "StreamRecord", "check_stream", "make_stream"]
@@ -26,8 +29,8 @@ class StreamRecord:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of its options: the arguments of `function` without the seed."""
-        return tuple(name for name in inspect.signature(self.function).parameters if name != "seed")
+        """The names of its options: the arguments of `function` without the seed, and without where the data are."""
+        return tuple(name for name in inspect.signature(self.function).parameters if name not in ("seed", "root"))
 
 
 STREAMS: dict[str, StreamRecord] = {
@@ -40,6 +43,16 @@ STREAMS: dict[str, StreamRecord] = {
             "contradictory arrangements of the same handwritten digits on a circle; built in",
             "task",
         ),
+        StreamRecord(
+            "cifar10-regression",
+            cifar10_regression,
+            "contradictory arrangements of CIFAR-10's classes on a circle (paper, Sec. 4.1)",
+            "task",
+        ),
+        StreamRecord("cifar100-sc", cifar100_sc, "the 20 superclasses of CIFAR-100, five classes each", "task"),
+        StreamRecord("cifar100", cifar100, "the 100 classes of CIFAR-100, five per task", "task"),
+        StreamRecord("cifar10-100", cifar10_100, "CIFAR-10 as two tasks, then CIFAR-100 as 20", "task"),
+        StreamRecord("omniglot", omniglot, "the 50 alphabets of Omniglot, a character a class", "task"),
     )
 }
 

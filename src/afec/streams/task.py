@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ["LossKind", "Scenario", "Split", "Stream", "Task"]
 
 LossKind = Literal["cross_entropy", "mse", "cosine", "angular"]
-"""`cosine`: 1 − cos of the angle between the output, a vector, and the target's. `angular`: 1 − cos(output − target), both angles."""
+"""`cosine`: 1 − cos of the angle between two vectors, output and target. `angular`: 1 − cos(output − target), both angles."""
 Scenario = Literal["task", "class"]
 
 
@@ -120,6 +120,8 @@ class Stream:
     name: str
     tasks: tuple[Task, ...]
     scenario: Scenario
+    transfer: tuple[Task, ...] = ()
+    """Learned after all others, each by a head alone on features that no longer move: what the features are good for."""
 
     @property
     def outputs(self) -> list[int]:
@@ -130,4 +132,5 @@ class Stream:
         every = ["/".join(str(split.size) for split in (t.train, t.validation, t.test)) for t in self.tasks]
         sizes = every[0] if len(set(every)) == 1 else ", ".join(every)
         names = ", ".join(task.name for task in self.tasks)
-        return f"{self.name} (scenario '{self.scenario}'): {names}; {sizes} images for training/validation/test"
+        more = f"; then heads alone: {', '.join(task.name for task in self.transfer)}" if self.transfer else ""
+        return f"{self.name} (scenario '{self.scenario}'): {names}; {sizes} images for training/validation/test{more}"

@@ -1,0 +1,27 @@
+"""Where the datasets are. A place on one machine is no part of an experiment, so no config has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from afec.files import FileError
+
+__all__ = ["VARIABLE", "DataError", "data_root"]
+
+VARIABLE = "AFEC_DATA"
+
+
+class DataError(FileError):
+    """A dataset that is missing, incomplete or damaged. Says which file, where it belongs and how to get it."""
+
+
+def data_root(root: str | os.PathLike[str] | None = None) -> Path:
+    """The directory that the datasets are in: `root`, else the variable AFEC_DATA, else `~/.cache/afec/data`.
+
+    It need not exist yet. The default follows XDG_CACHE_HOME where that is set.
+    """
+    if given := root or os.environ.get(VARIABLE):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "afec" / "data"
