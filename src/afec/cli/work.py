@@ -18,6 +18,7 @@ from rich.console import Console
 from afec.cli.reports import PICTURES
 from afec.files import FileError, write_text
 from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_buildable, execute
+from afec.lab.board import check_tensorboard
 from afec.lab.engine import workers_for
 from afec.lab.estimate import estimate
 from afec.lab.tuning import Plan, trials_of
@@ -41,6 +42,12 @@ class Place:
     runs: Path
     workers: int = 0
     """0: one per core, or per GPU."""
+    board: Path | None = None
+    """Where to log for TensorBoard."""
+
+    def __post_init__(self) -> None:
+        if self.board is not None:
+            check_tensorboard()
 
 
 def say_what(jobs: Sequence[Job], place: Place) -> None:
@@ -57,10 +64,10 @@ def say_what(jobs: Sequence[Job], place: Place) -> None:
 
 def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
     """Tune, and write what was found; `benchmark` is how the user has called it."""
-    console, workers = console_here(), place.workers
-    with Watch(console, trials_of(how) * len(how.seeds), workers) as watch:
+    console = console_here()
+    with Watch(console, trials_of(how) * len(how.seeds)) as watch:
         try:
-            tuned = tune_method(how, place.runs, workers, watch)
+            tuned = tune_method(how, place.runs, place.workers, watch, board=place.board)
         except KeyboardInterrupt as stop:
             print("stopped; the same command goes on where it was", file=sys.stderr)
             raise typer.Exit(130) from stop
@@ -85,9 +92,9 @@ def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
     check_buildable(jobs)
     console, workers, runs = console_here(), place.workers or workers_for(jobs), place.runs
     console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
-    with Watch(console, len(jobs), workers) as watch:
+    with Watch(console, len(jobs)) as watch:
         try:
-            outcomes = execute(jobs, runs, workers, watch)
+            outcomes = execute(jobs, runs, workers, watch, board=place.board)
         except KeyboardInterrupt as stop:
             print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop
