@@ -44,6 +44,14 @@ def accuracies(root):
     return {found.path.relative_to(root): (found.path / "accuracy.csv").read_bytes() for found in find_runs(root)}
 
 
+def heard(pool):
+    """What workers say next."""
+    said = []
+    while not said:
+        said = list(pool.hear(1))
+    return said
+
+
 # What workers can be given.
 
 
@@ -59,6 +67,10 @@ def speak_until_stopped(speaker):
 
 def leave(speaker):
     raise SystemExit(3)
+
+
+def tell_gpu(speaker):
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def tell_number(speaker):

@@ -275,7 +275,7 @@ def test_a_stream_that_cannot_be_made_is_refused_before_anything_is_run(in_proce
 
 
 def test_ctrl_c_is_a_sentence(monkeypatch, tmp_path, capsys):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("afec.cli.work.execute", interrupted)

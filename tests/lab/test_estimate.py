@@ -85,7 +85,7 @@ def test_in_words(seconds, words):
 
 
 def test_a_dry_run_runs_nothing_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("afec.cli.work.execute", lambda *arguments: pytest.fail("it ran"))
+    monkeypatch.setattr("afec.cli.work.execute", lambda *arguments, **options: pytest.fail("it ran"))
     runs, name = tmp_path / "runs", quick_file(tmp_path)
     command = ["run", name, "--scale", "tiny", "--method", "ewc", "mas", "--seeds", "2", "--dry-run", "--workers", "2"]
     command += ["--runs", str(runs)]

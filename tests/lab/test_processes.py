@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import re
@@ -15,13 +14,14 @@ import pytest
 from small_lab import quick_config, quick_file
 
 from afec.cli import main
-from afec.lab import Job, RunDirectory, RunError, execute, find_runs, plan, run, workers
+from afec.lab import Job, RunDirectory, RunError, execute, find_runs, plan, run
 from afec.lab.workers import Workers
 from small_processes import (
     Unreadable,
     accuracies,
     afec,
     alive,
+    heard,
     leave,
     sleep,
     speak_until_stopped,
@@ -31,14 +31,6 @@ from small_processes import (
 )
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-
-
-@pytest.fixture
-def quickly(monkeypatch):
-    """Workers are forked from a process that has imported everything: they start in milliseconds, and nothing else changes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["afec.lab.engine", "sklearn.datasets", "torch._dynamo"])
-    monkeypatch.setattr(workers, "get_context", lambda kind: context)
 
 
 class Watcher:
@@ -170,13 +162,6 @@ def test_a_study_of_the_command_line_that_is_killed_twenty_times_comes_to_the_sa
 
 
 # -- workers themselves -------------------------------------------------------------------------------------------
-
-
-def heard(pool):
-    said = []
-    while not said:
-        said = list(pool.hear(1))
-    return said
 
 
 def test_workers_are_used_again_and_an_idle_one_that_has_died_is_replaced(quickly):

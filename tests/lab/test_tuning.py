@@ -575,7 +575,7 @@ def test_a_tuning_in_which_everything_fails_is_a_sentence(in_process, tmp_path, 
 
 
 def test_ctrl_c_in_a_tuning_is_a_sentence(monkeypatch, tmp_path, capsys):
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("afec.cli.work.tune_method", interrupted)

@@ -1,4 +1,4 @@
-"""The command line: `afec run | tune | resume | list | data`."""
+"""The command line: `afec run | tune | resume | report | list | data`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
 DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
-SEVERAL = ("--method", "-m", "--set")  # options that take all the words up to the next option
+BOARD = "Log for TensorBoard under this directory as well; what is in RUNS stays the truth."
+SEVERAL = ("--method", "-m", "--set", "--where")  # options that take all the words up to the next option
 
 
 @app.callback()
@@ -64,6 +65,7 @@ def run(
     workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
     data: Data = None,
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
     tuned: Annotated[Path | None, typer.Option(help="Settings that `afec tune` has written.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
@@ -74,7 +76,7 @@ def run(
     jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found)
     from afec.cli import work
 
-    place = work.Place(runs, workers)
+    place = work.Place(runs, workers, tensorboard)
     if dry_run:
         work.say_what(jobs, place)
     else:
@@ -99,6 +101,7 @@ def tune(
     workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
     data: Data = None,
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
     out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
 ) -> None:
     """Tune a method on validation accuracy: λ first, without AFEC, then λ_e with that λ kept, as in the paper."""
@@ -113,7 +116,7 @@ def tune(
     )  # fmt: skip
     from afec.cli import work
 
-    work.tune(how, work.Place(runs, workers), benchmark, out)
+    work.tune(how, work.Place(runs, workers, tensorboard), benchmark, out)
 
 
 @app.command()
@@ -124,6 +127,7 @@ def resume(
     device: Annotated[
         str | None, typer.Option(help="Go on there, and not where the runs were begun; their events say so.")
     ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
 ) -> None:
     """Finish the runs that were begun and not finished, each from its last checkpoint."""
     if not runs.is_dir():
@@ -134,7 +138,27 @@ def resume(
         return
     from afec.cli import work
 
-    work.do(jobs, work.Place(runs, workers), None)
+    work.do(jobs, work.Place(runs, workers, tensorboard), None)
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
+    figure: Annotated[
+        str, typer.Option(help="study: circles or curves; strength: accuracy against λ; trade-off: old against new.")
+    ] = "study",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Draw the figure into this file (.png, .svg, .pdf).")
+    ] = None,
+    where: Annotated[
+        list[str],
+        typer.Option("--where", help="Only runs with key=value: scale=short net.name=lenet method=ewc,ewc+afec"),
+    ] = [],  # noqa: B006
+) -> None:
+    """Show the tables of the finished runs, or draw a figure of them."""
+    from afec.cli import reports, work
+
+    reports.report(work.console_here(), runs, figure, out, where)
 
 
 @app.command("list")

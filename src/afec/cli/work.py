@@ -15,8 +15,10 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from afec.cli.reports import PICTURES
 from afec.files import FileError, write_text
-from afec.lab import Job, Outcome, RunConfig, RunDirectory, SpecError, check_buildable, execute
+from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_buildable, execute
+from afec.lab.board import check_tensorboard
 from afec.lab.engine import workers_for
 from afec.lab.estimate import estimate
 from afec.lab.tuning import Plan, trials_of
@@ -24,18 +26,12 @@ from afec.lab.tuning import tune as tune_method
 from afec.lab.watch import Watch
 from afec.report.picture import draw_study
 from afec.report.search import draw_search, trials_table
-from afec.report.table import Line, comparisons, lines, problems, readable, study_table
+from afec.report.table import Line, readable, show_tables
 
 __all__ = ["Place", "console_here", "do", "say_what", "tune"]
 
-PICTURES = (".png", ".svg", ".pdf")
 STOPPED = (
     "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
-)
-LEGEND = (
-    "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
-    "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
-    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
 )
 
 
@@ -46,6 +42,12 @@ class Place:
     runs: Path
     workers: int = 0
     """0: one per core, or per GPU."""
+    board: Path | None = None
+    """Where to log for TensorBoard."""
+
+    def __post_init__(self) -> None:
+        if self.board is not None:
+            check_tensorboard()
 
 
 def say_what(jobs: Sequence[Job], place: Place) -> None:
@@ -62,10 +64,10 @@ def say_what(jobs: Sequence[Job], place: Place) -> None:
 
 def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
     """Tune, and write what was found; `benchmark` is how the user has called it."""
-    console, workers = console_here(), place.workers
-    with Watch(console, trials_of(how) * len(how.seeds), workers) as watch:
+    console = console_here()
+    with Watch(console, trials_of(how) * len(how.seeds)) as watch:
         try:
-            tuned = tune_method(how, place.runs, workers, watch)
+            tuned = tune_method(how, place.runs, place.workers, watch, board=place.board)
         except KeyboardInterrupt as stop:
             print("stopped; the same command goes on where it was", file=sys.stderr)
             raise typer.Exit(130) from stop
@@ -90,15 +92,16 @@ def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
     check_buildable(jobs)
     console, workers, runs = console_here(), place.workers or workers_for(jobs), place.runs
     console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
-    with Watch(console, len(jobs), workers) as watch:
+    with Watch(console, len(jobs)) as watch:
         try:
-            outcomes = execute(jobs, runs, workers, watch)
+            outcomes = execute(jobs, runs, workers, watch, board=place.board)
         except KeyboardInterrupt as stop:
             print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop
-    _show(console, outcomes)
+    runs_done = [(outcome.job.config, outcome.directory) for outcome in outcomes]
+    show_tables(console, runs_done)
     if picture:
-        _draw(console, picture, [(outcome.job.config, outcome.directory) for outcome in outcomes])
+        _draw(console, picture, runs_done)
     failed = [outcome for outcome in outcomes if outcome.error]
     for outcome in failed:
         print(f"\n{outcome.job} failed:\n{outcome.error}", file=sys.stderr)
@@ -113,16 +116,6 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
         raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
     if len({job.config.benchmark for job in jobs}) > 1:
         raise SpecError("--picture draws one benchmark; give one, or leave --picture out")
-
-
-def _show(console: Console, outcomes: Sequence[Outcome]) -> None:
-    rows = lines([(outcome.job.config, outcome.directory) for outcome in outcomes])
-    for mark, mine in problems(rows):  # other tasks or another net are another table
-        console.print(study_table(mine, mark))
-        for sentence in [*comparisons(mine), *comparisons(mine, "transfer")]:
-            console.print(sentence, highlight=False, soft_wrap=True)
-    if rows:
-        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
 
 
 def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:

@@ -7,7 +7,7 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import tomli_w
@@ -70,7 +70,7 @@ class RunConfig:
     @property
     def schedule(self) -> Schedule:
         """How each task is trained."""
-        return training_of(self.training)[0]
+        return training_of({f.name: self.training[f.name] for f in fields(Schedule)})[0]
 
     @property
     def machine(self) -> Machine:

@@ -271,6 +271,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": processor(),
         "threads": torch.get_num_threads(),
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "pid": os.getpid(),
     }

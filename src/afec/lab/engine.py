@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from afec.files import write_text
+from afec.lab.board import Board, check_tensorboard
 from afec.lab.config import RunConfig, differing
 from afec.lab.directory import RunDirectory
 from afec.lab.gpus import available_cores, default_workers, shared_gpus
@@ -99,15 +100,27 @@ def workers_for(jobs: Sequence[Job]) -> int:
     return default_workers(job.where for job in jobs)
 
 
-def execute(jobs: Sequence[Job], root: Path, workers: int, watcher: Watcher | None = None) -> list[Outcome]:
-    """All jobs, in their order, by so many processes (0: as many as fit). One that fails stops no other; Ctrl-C leaves
-    everything resumable."""
+def execute(
+    jobs: Sequence[Job], root: Path, workers: int, watcher: Watcher | None = None, *, board: Path | None = None
+) -> list[Outcome]:
+    """All jobs, in their order. One that fails stops no other; Ctrl-C leaves everything resumable.
+
+    Args:
+        jobs: what to run.
+        root: where the run directories are.
+        workers: how many processes; 0: as `workers_for` says.
+        watcher: who wants to see it live.
+        board: where to log for TensorBoard.
+    """
+    if board is not None:
+        check_tensorboard()
     outcomes: dict[int, Outcome] = {}
     todo: dict[tuple[str, str, str, int], list[int]] = {}  # a run that is asked for twice is run once
     for place, job in enumerate(jobs):
         directory = RunDirectory.of(root, job.config, job.seed)
         if directory.done:
             outcomes[place] = Outcome(job, directory, None, fresh=False)
+            _log(board, directory)
             if watcher:
                 watcher.on_outcome(outcomes[place])
         else:
@@ -128,7 +141,7 @@ def execute(jobs: Sequence[Job], root: Path, workers: int, watcher: Watcher | No
             while queue or pool.busy:
                 while queue and pool.free:
                     place, patient = queue.popleft()
-                    pool.start(place, partial(_work, jobs[place], root, patient))
+                    pool.start(place, partial(_work, jobs[place], root, board, patient))
                 for said in pool.hear(TICK):
                     if said.what == "over" and said.content == BUSY:
                         queue.append((said.place, True))
@@ -166,17 +179,26 @@ def _leave(holder: str) -> None:
     raise _BusyError(holder)
 
 
-def _work(job: Job, root: Path, patient: bool, speaker: Speaker) -> str | None:
+def _log(board: Path | None, directory: RunDirectory) -> None:
+    """The log of a run that was done before, unless it is there."""
+    if board is not None:
+        with Board(board, directory) as log:
+            if not log.exists:
+                log.update(directory)
+
+
+def _work(job: Job, root: Path, board: Path | None, patient: bool, speaker: Speaker) -> str | None:
     """One run in a worker; the traceback if it failed, or `BUSY` if somebody else is at it and it is not to be waited for."""
+    say = partial(speaker.say, "phase")
+    wait = partial(speaker.say, "waits") if patient else _leave
+    directory = RunDirectory.of(root, job.config, job.seed)
     try:
-        run(
-            job.config,
-            job.seed,
-            root,
-            partial(speaker.say, "phase"),
-            on_wait=partial(speaker.say, "waits") if patient else _leave,
-            device=job.device,
-        )
+        if board is None:
+            run(job.config, job.seed, root, say, on_wait=wait, device=job.device)
+            return None
+        with Board(board, directory) as log:
+            run(job.config, job.seed, root, say, on_wait=wait, on_saved=log.update, device=job.device)
+            log.update(directory)
     except _BusyError:
         return BUSY
     except Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,7 @@ class _Run:
         self.directory.write_accuracy(self.rows)
 
     def _on_phase(self, phase: Phase) -> None:
+        phase = replace(phase, task=self.tasks_done)  # the learner of a task alone calls each its first
         self.events.append({"event": "epoch", "task": phase.task + 1, "phase": phase.phase, **asdict(phase.epoch)})
         saves = self.config.method not in ("joint", "scratch")
         if self.on_phase:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from afec.lab.config import grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
-from afec.lab.engine import Job, Outcome, Watcher, execute, marked, workers_for
+from afec.lab.engine import Job, Outcome, Watcher, execute, marked
 from afec.lab.run import build
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
 
@@ -61,10 +61,11 @@ def study(
     root: Path = Path("runs"),
     workers: int | None = None,
     watcher: Watcher | None = None,
+    board: Path | None = None,
 ) -> list[Outcome]:
     """Run everything that is not done yet, one process per core (or GPU); what `afec run` does."""
     jobs = plan(benchmarks, methods, seeds, scale, sets, tuned)
-    return execute(jobs, root, workers or workers_for(jobs), watcher)
+    return execute(jobs, root, workers or 0, watcher, board=board)
 
 
 def unfinished(root: Path) -> list[Job]:

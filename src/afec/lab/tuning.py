@@ -14,8 +14,9 @@ import itertools
 import math
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -25,7 +26,7 @@ import tomli_w
 from afec.gaussian import beta_from_forgetting, forgetting_from_beta
 from afec.lab.config import REFERENCES, RunConfig, resolve
 from afec.lab.directory import RunError
-from afec.lab.engine import Job, Watcher, execute
+from afec.lab.engine import Job, Outcome, Watcher, execute, marked
 from afec.lab.spec import FULL, Benchmark, SpecError, merged
 from afec.methods.expression import METHODS, terms_of
 from afec.methods.presets import settings as preset_settings
@@ -37,6 +38,7 @@ __all__ = ["Plan", "Space", "Stage", "Trial", "Tuned", "planned", "search_space"
 Space = dict[str, tuple[float, ...]]
 """The values of each setting, by `term.setting`."""
 
+Run = Callable[[Sequence[Job]], list[Outcome]]
 Search = Literal["grid", "tpe"]
 TRUE_KINDS = {"auto", "exact", "sample"}
 TPE_TRIALS = 20
@@ -189,13 +191,14 @@ def trials_of(plan: Plan) -> int:
     return sum(min(plan.trials or whole, whole) for whole in wholes)
 
 
-def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None) -> Tuned:
-    """Search stage by stage; what is done already is not done again."""
+def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None, *, board: Path | None = None) -> Tuned:
+    """Search stage by stage; what is done already is not done again. The arguments are those of `execute`."""
+    run = partial(execute, root=root, workers=workers, watcher=watcher, board=board)
     kept: dict[str, float] = {}
     trials: list[Trial] = []
     for method, space in planned(plan):
         stage = Stage(method, space, dict(kept))
-        found = list(_search(plan, stage, root, workers, watcher))
+        found = list(_search(plan, stage, run))
         trials += found
         best = max(found, key=lambda trial: trial.score)
         if not best.scores:
@@ -204,7 +207,7 @@ def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None) -
     return Tuned(method, kept, tuple(trials))
 
 
-def _search(plan: Plan, stage: Stage, root: Path, workers: int, watcher: Watcher | None) -> Iterator[Trial]:
+def _search(plan: Plan, stage: Stage, run: Run) -> Iterator[Trial]:
     """The grid at once, in the order of the file; TPE a few at a time, each time knowing what came of those before."""
     seed = seed_from("tune", plan.benchmark.name, stage.method) % 2**31
     if plan.search == "grid":
@@ -212,7 +215,7 @@ def _search(plan: Plan, stage: Stage, root: Path, workers: int, watcher: Watcher
         if plan.trials and plan.trials < len(points):
             chosen = random.Random(seed).sample(range(len(points)), plan.trials)
             points = [points[place] for place in sorted(chosen)]
-        yield from _run(plan, stage, points, root, workers, watcher)
+        yield from _run(plan, stage, points, run)
         return
     optuna = _optuna()
     with warnings.catch_warnings():  # some versions call `constant_liar` experimental
@@ -227,7 +230,7 @@ def _search(plan: Plan, stage: Stage, root: Path, workers: int, watcher: Watcher
     for start in range(0, count, BATCH):
         asked = [study.ask(ranges) for _ in range(min(BATCH, count - start))]
         points = [{key: float(value) for key, value in trial.params.items()} for trial in asked]
-        for trial, found in zip(asked, _run(plan, stage, points, root, workers, watcher), strict=True):
+        for trial, found in zip(asked, _run(plan, stage, points, run), strict=True):
             if found.scores:
                 study.tell(trial, found.score)
             else:
@@ -244,13 +247,11 @@ def _optuna() -> Any:
     return optuna
 
 
-def _run(
-    plan: Plan, stage: Stage, points: Sequence[dict[str, float]], root: Path, workers: int, watcher: Watcher | None
-) -> Iterator[Trial]:
+def _run(plan: Plan, stage: Stage, points: Sequence[dict[str, float]], run: Run) -> Iterator[Trial]:
     """The trials at these points, all seeds of all of them at once."""
     values = [{**stage.kept, **point} for point in points]
-    jobs = [Job(_config(plan, stage, one), seed) for one in values for seed in plan.seeds]
-    outcomes = iter(execute(jobs, root, workers, watcher))
+    jobs = marked([Job(_config(plan, stage, one), seed) for one in values for seed in plan.seeds])
+    outcomes = iter(run(jobs))
     for one in values:
         runs = [next(outcomes) for _ in plan.seeds]
         failed = any(outcome.error or not outcome.directory.done for outcome in runs)

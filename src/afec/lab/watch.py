@@ -21,8 +21,8 @@ __all__ = ["Watch"]
 class Watch(AbstractContextManager["Watch"]):
     """What is running, done and failed, and about how long it will take."""
 
-    def __init__(self, console: Console, total: int, workers: int) -> None:
-        self.console, self.total, self.workers = console, total, workers
+    def __init__(self, console: Console, total: int) -> None:
+        self.console, self.total = console, total
         self.done = self.skipped = self.failed = 0
         self.start = time.monotonic()
         self.running: dict[int, tuple[Job, Phase | str]] = {}

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from afec.files import FileError, load_tree
 from afec.lab import REFERENCES, RunConfig, RunDirectory, build
+from afec.learner import Machine
 from afec.learner.tasks import HeadLoss, predict_in_chunks
 from afec.metrics import aac_curve, new_task_accuracy
 from afec.nets import MultiHead
@@ -64,7 +65,8 @@ def _load_weights(net: MultiHead, file: Path) -> None:
 
 
 def _panel(net: MultiHead, config: RunConfig, task: Task, number: int) -> Panel:
-    outputs = predict_in_chunks(net, HeadLoss.of(number, task, config.machine), task.test.inputs)
+    machine = Machine(channels_last=config.training["channels_last"])  # wherever it was run, it is drawn here
+    outputs = predict_in_chunks(net, HeadLoss.of(number, task, machine), task.test.inputs)
     assert isinstance(task.decode, Arrangement), "a regression on the circle"
     angles = task.decode.directions(outputs)
     points = torch.stack((angles.cos(), angles.sin()), dim=1) if task.decode.output == "angle" else outputs

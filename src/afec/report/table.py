@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.table import Table
 
 from afec.lab import REFERENCES, RunConfig, RunDirectory, RunError
@@ -17,7 +18,7 @@ from afec.lab.config import differing
 from afec.metrics import summary
 from afec.report.paired import Paired, mean_and_std, paired
 
-__all__ = ["COLUMNS", "Line", "comparisons", "lines", "problems", "readable", "study_table"]
+__all__ = ["COLUMNS", "Line", "comparisons", "lines", "problems", "readable", "show_tables", "study_table"]
 
 COLUMNS = {
     "aac": "AAC",
@@ -29,6 +30,12 @@ COLUMNS = {
     "transfer": "transfer",
 }
 """The metrics of the table, by their names in `metrics.summary` and as `Line.metrics` has them; higher is better for each."""
+
+LEGEND = (
+    "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
+    "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
+    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
+)
 
 
 @dataclass
@@ -187,6 +194,17 @@ def study_table(rows: Sequence[Line], mark: str = "") -> Table:
         fewer = "" if len(row.metrics) == len(seeds) else f", {len(row.metrics)} of {len(seeds)} seeds"
         table.add_row(row.label + fewer, *cells, f"{_mean(row.epochs.values()):.0f}", cost)
     return table
+
+
+def show_tables(console: Console, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:
+    """All tables of these runs, with the differences in words; other tasks or another net are another table."""
+    rows = lines(runs)
+    for mark, mine in problems(rows):
+        console.print(study_table(mine, mark))
+        for sentence in [*comparisons(mine), *comparisons(mine, "transfer")]:
+            console.print(sentence, highlight=False, soft_wrap=True)
+    if rows:
+        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
 
 
 def comparisons(rows: Sequence[Line], metric: str = "aac") -> list[str]:
