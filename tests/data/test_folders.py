@@ -289,7 +289,7 @@ name = "folder:mine"
 size = 32
 
 [net]
-name = "cnn6"
+name = "lenet"
 
 [training]
 max_epochs = 1
