@@ -501,7 +501,7 @@ def test_tuning_and_running_from_the_command_line(in_process, tmp_path, capsys):
     assert "tuning of ewc+afec: averaged validation accuracy in %" in shown.out
     assert len(re.findall(r"│ ewc +│ ewc.strength=", shown.out)) == 2
     assert len(re.findall(r"│ ewc\+afec +│ ewc.strength=\d+, afec.forgetting=", shown.out)) == 2
-    assert re.search(r"4/4  quick, ewc\+afec, seed 100: done", shown.out)
+    assert re.search(r"4/4  quick, ewc\+afec, afec.forgetting=[\d.]+, seed 100: done", shown.out)
     file = tmp_path / "quick" / "tune" / "ewc+afec-tiny.toml"
     for path in (file, file.with_suffix(".csv"), file.with_suffix(".png")):
         assert path.exists()

@@ -38,7 +38,7 @@ def scalars(directory: RunDirectory) -> dict[tuple[str, int], float]:
     """Everything that there is to see of a run so far, by tag and step; of an epoch that was written twice, the last."""
     found: dict[tuple[str, int], float] = {}
     for event in directory.events():
-        if event.get("event") == "epoch":
+        if event.get("event") == "epoch" and event.get("phase") != "transfer":  # of another task each
             place, step = f"task{event['task']}/{event['phase']}", int(event["number"])
             found[f"validation_loss/{place}", step] = float(event["loss"])
             found[f"lr/{place}", step] = float(event["lr"])

@@ -61,6 +61,7 @@ class Row:
     """Counted from 1."""
     name: str
     validation: float
+    """NaN, an empty column, where the stream has no validation data."""
     test: float
 
 
@@ -130,7 +131,7 @@ class RunDirectory:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([r.after, r.task, r.name, f"{r.validation:.6f}", f"{r.test:.6f}"] for r in rows)
+        writer.writerows([r.after, r.task, r.name, _shown(r.validation), _shown(r.test)] for r in rows)
         write_text(self.path / "accuracy.csv", text.getvalue())
 
     def write_transfer(self, found: Sequence[Transferred]) -> None:
@@ -138,7 +139,7 @@ class RunDirectory:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(TRANSFER_COLUMNS)
-        writer.writerows([t.name, f"{t.validation:.6f}", f"{t.test:.6f}", t.epochs] for t in found)
+        writer.writerows([t.name, _shown(t.validation), _shown(t.test), t.epochs] for t in found)
         write_text(self.path / "transfer.csv", text.getvalue())
 
     def append_events(self, events: Sequence[dict[str, Any]]) -> None:
@@ -197,7 +198,8 @@ class RunDirectory:
                 raise ValueError("its last line is cut")
             lines = list(csv.DictReader(text.splitlines()))
             return [
-                Row(int(r["after"]), int(r["task"]), r["name"], float(r["validation"]), float(r["test"])) for r in lines
+                Row(int(r["after"]), int(r["task"]), r["name"], float(r["validation"] or "nan"), float(r["test"]))
+                for r in lines
             ]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
@@ -209,7 +211,10 @@ class RunDirectory:
             return []
         try:
             lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
-            return [Transferred(r["name"], float(r["validation"]), float(r["test"]), int(r["epochs"])) for r in lines]
+            return [
+                Transferred(r["name"], float(r["validation"] or "nan"), float(r["test"]), int(r["epochs"]))
+                for r in lines
+            ]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
 
@@ -220,10 +225,12 @@ class RunDirectory:
             raise ValueError(unknown("split", split, ["test", "validation"]))
         tasks = max((row.task for row in rows), default=0)
         matrix = np.full((tasks + 1, tasks), np.nan)
+        last = np.nan
         whole = all(0 <= row.after <= tasks and row.task >= 1 for row in rows)
         for row in rows if whole else ():
             matrix[row.after, row.task - 1] = getattr(row, split)
-        if not tasks or not whole or (self.done and np.isnan(matrix[-1, -1])):  # every method measures this one last
+            last = row.test if row.after == row.task == tasks else last
+        if not tasks or not whole or (self.done and np.isnan(last)):  # every method measures this one last
             raise RunError(f"{self.path / 'accuracy.csv'} is not whole; move the directory away and run again")
         return matrix
 
@@ -252,6 +259,10 @@ class RunDirectory:
     def samples(self) -> int:
         """How many training samples went forward and backward: the cost."""
         return sum(int(task["samples"]) for task in self.tasks())
+
+
+def _shown(accuracy: float) -> str:
+    return "" if np.isnan(accuracy) else f"{accuracy:.6f}"
 
 
 def find_runs(root: Path) -> list[RunDirectory]:

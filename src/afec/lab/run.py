@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 from afec.files import save_tree
 from afec.lab.config import RunConfig
 from afec.lab.directory import Row, RunDirectory
+from afec.lab.hold_out import HOLD_OUT, held_out
 from afec.lab.memory import peak_memory_mb, reset_peak_memory
 from afec.learner import Learned, Learner, Memo, Phase, Stopwatch
 from afec.methods.expression import make_guard
@@ -26,8 +28,10 @@ CHECKPOINT_SECONDS = 30.0
 
 def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
     """The seed's stream, and its net before any learning: the same for every method."""
-    options = {key: value for key, value in config.stream.items() if key != "name"}
+    options = {key: value for key, value in config.stream.items() if key not in ("name", HOLD_OUT)}
     stream = make_stream(config.stream["name"], seed, **options)
+    if HOLD_OUT in config.stream:
+        stream = held_out(stream, config.stream[HOLD_OUT], seed)
     if stream.scenario != "task":
         raise ValueError(f"{stream.name} has the scenario '{stream.scenario}'; the learner knows 'task' only, so far")
     backbone = {key: value for key, value in config.net.items() if key not in ("name", "zero_heads")}
@@ -154,14 +158,15 @@ class _Run:
         if self.config.method == "scratch" and after > 0:
             tasks = [tasks[after - 1]]
         measured = [task for _, task in tasks]
-        found = zip(
-            tasks, self.learner.evaluate(measured, "validation"), self.learner.evaluate(measured, "test"), strict=True
-        )
+        some = any(task.validation is None for task in measured)  # then no mean over the tasks means anything
+        validations = [math.nan] * len(measured) if some else self.learner.evaluate(measured, "validation")
+        found = zip(tasks, validations, self.learner.evaluate(measured, "test"), strict=True)
         self.rows += [Row(after, number, task.name, validation, test) for (number, task), validation, test in found]
         self.directory.write_accuracy(self.rows)
 
     def _on_phase(self, phase: Phase) -> None:
-        phase = replace(phase, task=self.tasks_done)  # the learner of a task alone calls each its first
+        if self.config.method == "scratch":
+            phase = replace(phase, task=self.tasks_done)  # the learner of a task alone calls each its first
         self.events.append({"event": "epoch", "task": phase.task + 1, "phase": phase.phase, **asdict(phase.epoch)})
         saves = self.config.method not in ("joint", "scratch")
         if self.on_phase:

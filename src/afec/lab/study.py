@@ -12,7 +12,7 @@ from afec.lab.engine import Job, Outcome, Watcher, execute, marked
 from afec.lab.run import build
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
 
-__all__ = ["check_buildable", "plan", "study", "unfinished"]
+__all__ = ["check_buildable", "has_validation", "plan", "study", "unfinished"]
 
 
 def plan(
@@ -41,13 +41,27 @@ def plan(
 
 def check_buildable(jobs: Sequence[Job]) -> None:
     """Make stream and net of each kind once, so that a value that cannot be is said before anything runs."""
-    for job in {repr((job.config.training, job.device)): job for job in jobs}.values():
-        job.config.machine_on(job.device)
-    for job in {repr((job.config.stream, job.config.net)): job for job in jobs}.values():
-        try:
-            build(job.config, job.seed)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise SpecError(f"{job.config.benchmark}: {error}") from error
+    kinds: dict[str, list[Job]] = {}
+    for job in jobs:
+        kinds.setdefault(repr((job.config.stream, job.config.net)), []).append(job)
+    for alike in kinds.values():
+        validates = has_validation(alike[0])
+        for job in {repr((job.config.training, job.device)): job for job in alike}.values():
+            job.config.machine_on(job.device)
+            if not validates:
+                try:
+                    job.config.schedule.check_without_validation()
+                except ValueError as error:
+                    raise SpecError(f"{job.config.benchmark}: {error}") from error
+
+
+def has_validation(job: Job) -> bool:
+    """Whether every task has validation data; makes stream and net, and says which value they cannot be made with."""
+    try:
+        stream, _ = build(job.config, job.seed)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise SpecError(f"{job.config.benchmark}: {error}") from error
+    return all(task.validation is not None for task in (*stream.tasks, *stream.transfer))
 
 
 def study(

@@ -27,7 +27,9 @@ from afec.gaussian import beta_from_forgetting, forgetting_from_beta
 from afec.lab.config import REFERENCES, RunConfig, resolve
 from afec.lab.directory import RunError
 from afec.lab.engine import Job, Outcome, Watcher, execute, marked
+from afec.lab.hold_out import holding_out
 from afec.lab.spec import FULL, Benchmark, SpecError, merged
+from afec.lab.study import check_buildable, has_validation
 from afec.methods.expression import METHODS, terms_of
 from afec.methods.presets import settings as preset_settings
 from afec.metrics import aac
@@ -52,6 +54,8 @@ class Stage:
     method: str
     space: Space
     kept: dict[str, float] = field(default_factory=dict)
+    hold_out: bool = False
+    """Whether validation data are taken from the training data, because there are no others."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +200,13 @@ def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None, *
     run = partial(execute, root=root, workers=workers, watcher=watcher, board=board)
     kept: dict[str, float] = {}
     trials: list[Trial] = []
-    for method, space in planned(plan):
-        stage = Stage(method, space, dict(kept))
+    searched = planned(plan)
+    first = Job(resolve(plan.benchmark, plan.method, plan.scale, plan.sets), plan.seeds[0])
+    hold_out = not has_validation(first)
+    if hold_out:
+        check_buildable([first])  # what is tuned for could not be run otherwise
+    for method, space in searched:
+        stage = Stage(method, space, dict(kept), hold_out)
         found = list(_search(plan, stage, run))
         trials += found
         best = max(found, key=lambda trial: trial.score)
@@ -263,7 +272,8 @@ def _config(plan: Plan, stage: Stage, values: Mapping[str, float]) -> RunConfig:
     method: dict[str, dict[str, Any]] = {term: dict(settings) for term, settings in _settings(values).items()}
     if "forgetting" in method.get("afec", {}):  # two names of one thing: a β of the file gives way
         method["afec"]["beta"] = None
-    return resolve(plan.benchmark, stage.method, plan.scale, merged(plan.sets, {"method": method}))
+    config = resolve(plan.benchmark, stage.method, plan.scale, merged(plan.sets, {"method": method}))
+    return holding_out(config) if stage.hold_out else config
 
 
 def _settings(values: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -50,7 +50,7 @@ class Epoch:
     """Counted from 1."""
     lr: float
     loss: float
-    """On the validation data, with what the guard adds."""
+    """On the validation data, with what the guard adds; without such data, of the batches as they were learned."""
     best: bool
     """Whether its weights are the best so far."""
 
@@ -64,7 +64,7 @@ class Fit:
     Args:
         model: the net; every weight that gets a gradient from `loss_fn` is trained.
         train: what to learn from.
-        validation: what decides on decay, end and best weights.
+        validation: what decides on decay, end and best weights; None, with a schedule that has neither of them.
         loss_fn: the mean loss of a batch, `loss_fn(model, batch)`.
         schedule: batch size, optimiser, learning rates, patience.
         seed: of the shuffling and of anything random in the model. Nothing outside sees it.
@@ -75,12 +75,14 @@ class Fit:
         self,
         model: nn.Module,
         train: Data,
-        validation: Data,
+        validation: Data | None,
         loss_fn: LossFn,
         schedule: Schedule,
         seed: int,
         machine: Machine | None = None,
     ) -> None:
+        if validation is None:
+            schedule.check_without_validation()
         self.model, self.train, self.validation = model, train, validation
         self.loss_fn, self.schedule, self.seed = loss_fn, schedule, seed
         self.machine = machine or Machine()
@@ -89,7 +91,7 @@ class Fit:
         self.plateau = Plateau(schedule)
         self.optimizer = schedule.new_optimizer(model, self.plateau.lr)
         self.history: list[float] = []
-        """The validation loss of each epoch."""
+        """The loss of each epoch, see `Epoch.loss`."""
         self.best_epoch = 0
         """The epoch, counted from 1, whose weights the model has after `run`."""
         self._best: dict[str, Tensor] | None = None
@@ -128,8 +130,9 @@ class Fit:
                 if before_epoch:
                     before_epoch()
                 lr = self.plateau.lr
-                self._one_epoch(generator)
-                loss = self._validation_loss() + (extra_loss() if extra_loss else 0.0)
+                learned = self._one_epoch(generator)
+                loss = learned if self.validation is None else self._loss_on(self.validation)
+                loss += extra_loss() if extra_loss else 0.0
                 self._check(loss)
                 self.history.append(loss)
                 better, decayed = self.plateau.tell(loss)
@@ -167,8 +170,10 @@ class Fit:
             self.scaler.load_state_dict(state["scaler"])
         self.history, self.best_epoch, self._best = list(state["history"]), state["best_epoch"], state["best"]
 
-    def _one_epoch(self, generator: torch.Generator) -> None:
+    def _one_epoch(self, generator: torch.Generator) -> float:
+        """The mean loss of the batches, where nothing else will say how it went."""
         self.model.train()
+        total = torch.zeros((), device=self.machine.torch_device)
         order = torch.randperm(self.train.size, generator=generator).to(self.machine.torch_device)
         for rows in _batches(order, self.schedule.batch_size):
             self.optimizer.zero_grad()
@@ -181,20 +186,24 @@ class Fit:
                 torch.autograd.backward(self.scaler.scale(loss))
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
+            if self.validation is None:
+                total += loss.detach() * len(rows)
+        return float(total) / self.train.size
 
-    def _validation_loss(self) -> float:
+    def _loss_on(self, data: Data) -> float:
         self.model.eval()
         total = 0.0
-        everything = torch.arange(self.validation.size, device=self.machine.torch_device)
+        everything = torch.arange(data.size, device=self.machine.torch_device)
         with torch.no_grad(), self.machine.precision():
             for rows in torch.split(everything, CHUNK):
-                total += self.loss_fn(self._runner, self.validation.take(rows)).item() * len(rows)
-        return total / self.validation.size
+                total += self.loss_fn(self._runner, data.take(rows)).item() * len(rows)
+        return total / data.size
 
     def _check(self, loss: float) -> None:
         if not math.isfinite(loss):
+            kind = "training" if self.validation is None else "validation"
             raise NotFiniteError(
-                f"the validation loss is {loss} after epoch {self.epochs + 1}: training diverged; "
+                f"the {kind} loss is {loss} after epoch {self.epochs + 1}: training diverged; "
                 "lower the learning rate or the guard's strength"
             )
 

@@ -35,7 +35,7 @@ class Memo:
     def path(self, fit: Fit) -> Path:
         """Where the outcome of this training is, or will be; to be asked before the training begins."""
         assert isinstance(fit.train, Batches), "a mixture is trained once"
-        assert isinstance(fit.validation, Batches), "a mixture is trained once"
+        assert fit.validation is None or isinstance(fit.validation, Batches), "a mixture is trained once"
         digest = hashlib.blake2b(digest_size=16)
         where = (metadata.version("afec"), torch.__version__, processor(), torch.get_num_threads())
         digest.update(repr((where, fit.loss_fn, astuple(fit.schedule), astuple(fit.machine), fit.seed)).encode())
@@ -45,7 +45,7 @@ class Memo:
         for name, value in fit.model.state_dict().items():
             digest.update(name.encode())
             digest.update(_bytes(value))
-        for tensor in (*fit.train.split, *fit.validation.split):
+        for tensor in (*fit.train.split, *(fit.validation.split if fit.validation else ())):
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
             digest.update(_bytes(tensor))
         return self.directory / f"{digest.hexdigest()}.safetensors"

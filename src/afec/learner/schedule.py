@@ -64,6 +64,15 @@ class Schedule:
         if self.select not in ("penalised", "old-penalised", "loss"):
             raise ValueError(f"Schedule's select must be 'penalised', 'old-penalised' or 'loss'; got {self.select!r}")
 
+    def check_without_validation(self) -> None:
+        """Raise where this cannot be done without validation data."""
+        if self.patience is not None or self.best_weights:
+            raise ValueError(
+                f"there are no validation data, and this schedule needs some: patience={self.patience}, "
+                f"best_weights={self.best_weights}. Use patience=None ('off' in a benchmark) and best_weights=False, with "
+                "max_epochs as the end, or give the tasks a validation split"
+            )
+
     def new_optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """A fresh optimiser over all weights that train. Fused: one call for all tensors, a tenth off a small net's step."""
         weights = [weight for weight in model.parameters() if weight.requires_grad]

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from afec.learner.machine import Machine
 from afec.learner.tasks import HeadLoss, accuracy, predict_in_chunks
+from afec.naming import unknown
 from afec.nets import MultiHead
-from afec.streams import Task
+from afec.streams import Split, Task
 
 __all__ = ["Known", "Trained"]
 
@@ -22,6 +23,16 @@ class Known:
     name: str
     outputs: int
     loss: str
+
+
+def _split_of(task: Task, name: str) -> Split:
+    if name not in ("train", "validation", "test"):
+        raise ValueError(unknown("split", name, ["train", "validation", "test"]))
+    split = getattr(task, name)
+    if split is None:
+        raise ValueError(f"task '{task.name}' has no {name} split; ask for 'test' or 'train'")
+    assert isinstance(split, Split)
+    return split
 
 
 class Trained:
@@ -49,7 +60,7 @@ class Trained:
         else:
             asked = [(self._number_of(task.name, place), task) for place, task in enumerate(tasks)]
         return [
-            accuracy(self.net, HeadLoss.of(number, task, self.machine), task, getattr(task, split))
+            accuracy(self.net, HeadLoss.of(number, task, self.machine), task, _split_of(task, split))
             for number, task in asked
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import nn
@@ -23,8 +24,8 @@ class Transferred:
 
     name: str
     validation: float
+    """Accuracy; NaN where the task has no such split."""
     test: float
-    """Accuracies."""
     epochs: int
 
 
@@ -48,12 +49,14 @@ def transfer(
             represent_in_chunks(net, number, task, split.inputs, machine), split.targets.to(machine.torch_device)
         )
 
-    train, validation, test = (seen(split) for split in (task.train, task.validation, task.test))
+    train, test = seen(task.train), seen(task.test)
+    validation = None if task.validation is None else seen(task.validation)
     seed = seed_from("transfer", seed, task.name)
     with forked(seed, machine.torch_device):
         head = MultiHead(nn.Identity(), [task.outputs], net.features, zero=net.zero)
     machine.placed(head)
     loss = HeadLoss(0, task.loss, machine)
-    fit = Fit(head, Batches(train), Batches(validation), loss, schedule, seed, machine).run(on_epoch=on_epoch)
-    found = [accuracy(head, loss, task, split) for split in (validation, test)]
+    watched = None if validation is None else Batches(validation)
+    fit = Fit(head, Batches(train), watched, loss, schedule, seed, machine).run(on_epoch=on_epoch)
+    found = [math.nan if split is None else accuracy(head, loss, task, split) for split in (validation, test)]
     return Transferred(task.name, found[0], found[1], fit.epochs)

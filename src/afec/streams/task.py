@@ -38,7 +38,8 @@ class Task:
 
     name: str
     train: Split
-    validation: Split
+    validation: Split | None
+    """None: the data have none. A schedule that needs one then refuses the task."""
     test: Split
     outputs: int
     loss: LossKind
@@ -52,7 +53,7 @@ class Task:
         if self.loss not in get_args(LossKind):
             kinds = ", ".join(repr(kind) for kind in get_args(LossKind))
             raise ValueError(f"the loss of task '{self.name}' must be one of {kinds}; got {self.loss!r}")
-        for name in ("train", "validation", "test"):
+        for name in ("train", "validation", "test") if self.validation is not None else ("train", "test"):
             object.__setattr__(self, name, self._checked(name, getattr(self, name)))
         if self.decode is None:
             if self.loss != "cross_entropy":
@@ -94,8 +95,13 @@ class Task:
         return Split(inputs, targets)
 
     def __repr__(self) -> str:
-        sizes = "/".join(str(split.size) for split in (self.train, self.validation, self.test))
+        sizes = "/".join(map(str, self.sizes))
         return f"Task('{self.name}', {self.loss}, {self.outputs} outputs, {sizes} samples for training/validation/test)"
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """How many samples there are for training, validation and test."""
+        return self.train.size, 0 if self.validation is None else self.validation.size, self.test.size
 
     def classes(self, split: Split) -> Tensor:
         """The true class of each sample of `split`."""
@@ -129,7 +135,7 @@ class Stream:
         return [task.outputs for task in self.tasks]
 
     def __str__(self) -> str:
-        every = ["/".join(str(split.size) for split in (t.train, t.validation, t.test)) for t in self.tasks]
+        every = ["/".join(map(str, task.sizes)) for task in self.tasks]
         sizes = every[0] if len(set(every)) == 1 else ", ".join(every)
         names = ", ".join(task.name for task in self.tasks)
         more = f"; then heads alone: {', '.join(task.name for task in self.transfer)}" if self.transfer else ""
