@@ -148,7 +148,8 @@ def report(
         str, typer.Option(help="study: circles or curves; strength: accuracy against λ; trade-off: old against new.")
     ] = "study",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Draw the figure into this file (.png, .svg, .pdf).")
+        Path | None,
+        typer.Option("--out", "-o", help="A figure (.png, .svg, .pdf), every seed (.csv), or the tables (.md)."),
     ] = None,
     where: Annotated[
         list[str],

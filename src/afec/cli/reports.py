@@ -7,26 +7,29 @@ from pathlib import Path
 
 from rich.console import Console
 
+from afec.files import write_text
 from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
 from afec.lab.spec import value_of
 from afec.naming import unknown
+from afec.report.export import to_csv, to_markdown
 from afec.report.picture import draw_study
 from afec.report.strength import draw_strengths, draw_trade_offs
-from afec.report.table import readable, show_tables
+from afec.report.table import lines, readable, show_tables
 
 __all__ = ["FIGURES", "PICTURES", "report"]
 
 PICTURES = (".png", ".svg", ".pdf")
 FIGURES = {"study": draw_study, "strength": draw_strengths, "trade-off": draw_trade_offs}
+TABLES = {".csv": to_csv, ".md": to_markdown}
 Runs = list[tuple[RunConfig, RunDirectory]]
 
 
 def report(console: Console, root: Path, figure: str, out: Path | None, where: list[str]) -> None:
-    """Print the tables of the finished runs under `root`, or draw one figure of them into `out`."""
+    """Print the tables of the finished runs under `root`, or write them, or one figure, into `out`."""
     if figure not in FIGURES:
         raise SpecError(f"--figure {figure}: {unknown('figure', figure, FIGURES)}")
-    if out and out.suffix not in PICTURES:
-        raise SpecError(f"--out {out}: expected a file name that ends in {', '.join(PICTURES)}")
+    if out and out.suffix not in (*PICTURES, *TABLES):
+        raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PICTURES, *TABLES))}")
     if not root.is_dir():
         raise RunError(f"there is no directory {root}; give the one that `afec run` wrote to")
     found, states = chosen(root, where)
@@ -37,6 +40,9 @@ def report(console: Console, root: Path, figure: str, out: Path | None, where: l
         )
     if out is None:
         show_tables(console, done)
+    elif out.suffix in TABLES:
+        write_text(out, TABLES[out.suffix](lines(done)))
+        console.print(f"table: {out}", highlight=False, soft_wrap=True)
     else:
         try:
             FIGURES[figure](out, readable(done))
