@@ -63,7 +63,7 @@ def chosen(root: Path, where: list[str]) -> tuple[Runs, Counter[str]]:
         except RunError:
             states["damaged"] += 1
             continue
-        if all(_fits(config, path, values) for path, values in conditions):
+        if all(_fits(config, run, path, values) for path, values in conditions):
             found.append((config, run))
             states["finished" if run.done else "failed" if run.failure else "unfinished"] += 1
     return found, states
@@ -79,7 +79,9 @@ def _condition(text: str) -> tuple[list[str], list[object]]:
     return path, [value_of(part) for part in value.split(",")]
 
 
-def _fits(config: RunConfig, path: list[str], values: list[object]) -> bool:
+def _fits(config: RunConfig, run: RunDirectory, path: list[str], values: list[object]) -> bool:
+    if path == ["seed"]:
+        return run.seed in values
     inner: object = config
     for part in ["settings", *path[1:]] if path[0] == "method" and len(path) > 1 else path:
         inner = inner.get(part) if isinstance(inner, dict) else getattr(inner, part, None)
