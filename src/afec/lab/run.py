@@ -134,6 +134,7 @@ class _Run:
         if self.config.method != "scratch":
             if self.stream.transfer:
                 self.directory.write_transfer([self.learner.transfer(task) for task in self.stream.transfer])
+                self._tell()
             file = self.directory.path / "weights" / f"task{len(self.stream.tasks)}.safetensors"
             save_tree(file, dict(self.learner.net.state_dict()))
         self.directory.finish(self._cost())
@@ -179,9 +180,12 @@ class _Run:
         if saves and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
             self._save()
 
-    def _save(self) -> None:
+    def _tell(self) -> None:
         self.directory.append_events(self.events)
         self.events = []
+
+    def _save(self) -> None:
+        self._tell()
         state = {
             "learner": None if self.config.method == "scratch" else self.learner.state_dict(),
             "rows": [list(asdict(row).values()) for row in self.rows],

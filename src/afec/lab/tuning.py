@@ -84,10 +84,12 @@ class Tuned:
 
     def to_toml(self, comment: str) -> str:
         """What `afec run --tuned` takes, for the method and for what was tuned on the way to it; β as the λ_e it stands for."""
-        worst_first = sorted(self.trials[::-1], key=lambda trial: trial.score)  # of equal ones the first wins
-        bests = {trial.stage: trial.values for trial in worst_first}
+        bests: dict[str, Trial] = {}
+        for trial in self.trials:
+            if trial.stage not in bests or trial.score > bests[trial.stage].score:
+                bests[trial.stage] = trial
         section: dict[str, Any] = {}
-        for stage, values in {**bests, self.method: self.best}.items():
+        for stage, values in {**{name: best.values for name, best in bests.items()}, self.method: self.best}.items():
             terms, name = _settings(values), stage.partition("@")[0]
             section |= {name: terms} if len(terms) > 1 else terms
         head = "".join(f"# {line}\n" for line in comment.splitlines())

@@ -49,8 +49,8 @@ def draw_predictions(path: Path, runs: Runs) -> None:
         panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
     names = [task.name for task in stream.tasks]
     title = (
-        f"Where each method puts the digits after learning {len(names)} arrangements one after the other\n"
-        f"(test images of one seed, {seed}; the colour is the true digit, a ring its place; the table has the means over seeds)"
+        f"{runs[0][0].benchmark}: where each method puts the images after learning {len(names)} arrangements in turn\n"
+        f"(test images of one seed, {seed}; the colour is the true class, a ring its place; the table has the means over seeds)"
     )
     rows = [(name, [panel[number] for panel in panels]) for number, name in enumerate(names)]
     draw_circles(path, rows, [line.label for line in lines(runs)], title)

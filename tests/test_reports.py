@@ -1,0 +1,235 @@
+"""`afec report`: tables, exports and figures of what is there; strength curves; cases of a benchmark."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+
+import pytest
+
+from afec.cli import main
+from afec.lab import RunDirectory, find_runs, resolve, run
+from afec.lab.spec import SpecError, load_benchmark, parse_benchmark
+from afec.learner import Transferred
+from afec.report.strength import strengths
+from afec.report.table import lines, problems
+
+SMOKE = ["run", "digits-regression", "--scale", "smoke", "--seeds", "2", "--set", "training.max_epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A grid of strengths with and without AFEC, and one transfer run: real ones, on real digits."""
+    root = tmp_path_factory.mktemp("report") / "runs"
+    benchmark = load_benchmark("digits-regression")
+    short = {"training": {"max_epochs": 1}}
+    for strength in (10, 1000):
+        sets = {**short, "method": {"ewc": {"strength": strength}}}
+        for method in ("ewc", "ewc+afec"):
+            for seed in (0, 1):
+                run(resolve(benchmark, method, "smoke", sets), seed, root)
+    run(resolve(benchmark, "finetune", "smoke", short), 0, root)
+    run(resolve(benchmark, "finetune", "smoke", {**short, "stream": {"setting": "transfer"}}), 0, root)
+    return root
+
+
+def test_tables_of_all_and_of_some(runs, capsys):
+    assert main(["report", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    assert "setting two-task: test accuracy" in shown
+    assert "setting transfer: test accuracy" in shown
+    assert "10 finished" in shown
+    assert main(["report", str(runs), "--where", "stream.setting=two-task", "seed=1", "method=ewc,ewc+afec"]) == 0
+    shown = capsys.readouterr().out
+    assert "mean ± std of 1 seeds" in shown
+    assert "│ finetune" not in shown
+    assert "4 finished" in shown
+    assert main(["report", str(runs), "--where", "method.ewc.strength=10"]) == 0
+    assert "λ=1000" not in capsys.readouterr().out
+
+
+def test_every_seed_as_csv(runs, tmp_path):
+    out = tmp_path / "deep" / "table.csv"
+    assert main(["report", str(runs), "-o", str(out)]) == 0
+    found = list(csv.DictReader(out.read_text().splitlines()))
+    assert len(found) == 10
+    for row in found:
+        directory = next(d for d in find_runs(runs) if d.path.parts[-2:] == (row["hash"], f"seed{row['seed']}"))
+        matrix = directory.matrix()
+        assert float(row["aac"]) == pytest.approx(matrix[-1].mean(), abs=1e-6)
+        assert float(row["old_accuracy"]) == pytest.approx(matrix[2, 0], abs=1e-6)
+        assert int(row["epochs"]) == directory.epochs
+        assert bool(row["transfer"]) == (directory.config.stream["setting"] == "transfer")
+
+
+def test_the_tables_as_markdown(runs, tmp_path):
+    out = tmp_path / "table.md"
+    assert main(["report", str(runs), "--where", "stream.setting=two-task", "-o", str(out)]) == 0
+    text = out.read_text()
+    assert "| method | AAC | old tasks | new task |" in text
+    assert "| `ewc+afec (λ=10, λ_e=0.03)` |" in text
+    assert "\n- ewc+afec (λ=10, λ_e=0.03) minus ewc (λ=10): AAC" in text
+    assert "[bold]" not in text
+
+
+def test_strengths_are_the_lines_of_each_lambda(runs):
+    found = [(d.config, d) for d in find_runs(runs) if d.config.stream["setting"] == "two-task"]
+    series = strengths(found)
+    assert set(series) == {"ewc"}
+    assert {one.label: sorted(one.points) for one in series["ewc"]} == {
+        "ewc": [10.0, 1000.0],
+        "ewc+afec (λ_e=0.03)": [10.0, 1000.0],
+    }
+    weak = next(one for one in series["ewc"] if one.label == "ewc").points[10.0]
+    alone = [d.matrix()[2, 0] for c, d in found if c.method == "ewc" and c.settings["ewc"]["strength"] == 10]
+    assert sorted(weak.values("old_accuracy")) == pytest.approx(sorted(alone))
+
+
+@pytest.mark.parametrize("figure", ["strength", "trade-off", "study"])
+def test_figures(runs, tmp_path, figure):
+    out = tmp_path / f"{figure}.png"
+    command = ["report", str(runs), "--figure", figure, "-o", str(out), "--where", "stream.setting=two-task"]
+    assert main(command) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert out.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--figure", "strengths"], "unknown figure 'strengths'; did you mean 'strength'"),
+        (["-o", "x.docx"], "expected a file name that ends in .png"),
+        (["--where", "scale"], "expected key=value"),
+        (["--where", "scale=none"], "no finished run under"),
+        (["--figure", "strength", "-o", "x.png"], "different tasks or nets (setting two-task; setting transfer)"),
+        (["--figure", "strength", "-o", "x.png", "--where", "stream.setting=transfer"], "run a grid first"),
+    ],
+)
+def test_what_is_refused(runs, arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(runs), *arguments]) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_such_directory(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+
+
+def test_unfinished_failed_and_damaged_runs_are_counted(runs, tmp_path, capsys):
+    import shutil
+
+    root = tmp_path / "runs"
+    shutil.copytree(runs, root)
+    found = [d for d in find_runs(root) if d.config.stream["setting"] == "two-task"]
+    (found[0].path / "DONE").unlink()
+    (found[1].path / "DONE").unlink()
+    (found[1].path / "FAILED").write_text("Traceback …")
+    (found[2].path / "config.toml").write_text("no = [toml")
+    assert main(["report", str(root)]) == 0
+    assert "7 finished, 1 unfinished, 1 failed, 1 damaged" in capsys.readouterr().out
+
+
+# -- transfer in a run ----------------------------------------------------------------------------------------------
+
+
+def test_transfer_is_written_shown_and_read_back(runs):
+    directory = next(d for d in find_runs(runs) if d.config.stream["setting"] == "transfer")
+    found = directory.transfers()
+    assert [t.name for t in found] == [f"arrangement 1 turned by {d}°" for d in (60, 120, 180, 240, 300)]
+    (row,) = [row for _, group in problems(lines([(directory.config, directory)])) for row in group]
+    assert row.values("transfer") == pytest.approx([sum(t.test for t in found) / 5])
+    phases = [event for event in directory.events() if event.get("phase") == "transfer"]
+    assert len(phases) == sum(t.epochs for t in found)
+
+
+def test_a_run_that_stops_in_its_transfer_ends_as_one_that_did_not(runs, tmp_path):
+    whole = next(d for d in find_runs(runs) if d.config.stream["setting"] == "transfer")
+    told = []
+
+    def stop(phase):
+        told.append(phase.phase)
+        if told.count("transfer") == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(whole.config, 0, tmp_path, stop)
+    assert not (RunDirectory.of(tmp_path, whole.config, 0).path / "transfer.csv").exists()
+    again = run(whole.config, 0, tmp_path)
+    for name in ("accuracy.csv", "transfer.csv"):
+        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert [task["task"] for task in again.tasks()] == [1, 2]
+
+
+def test_a_damaged_transfer_file_is_named(tmp_path):
+    from afec.lab import RunError
+
+    directory = RunDirectory(tmp_path)
+    directory.write_transfer([Transferred("a, b", 0.25, 0.5, 3)])
+    assert directory.transfers() == [Transferred("a, b", 0.25, 0.5, 3)]
+    (tmp_path / "transfer.csv").write_text("name,validation,test,epochs\na,x,0.5,3\n")
+    with pytest.raises(RunError, match=r"transfer.csv cannot be read"):
+        directory.transfers()
+
+
+# -- cases ----------------------------------------------------------------------------------------------------------
+
+CASES = """
+[stream]
+name = "digits"
+[net]
+name = "digits"
+[training]
+lr = 0.1
+[method.ewc]
+strength = 1
+[scale.big]
+net = { channels = 32 }
+method = { ewc = { strength = 2 } }
+[case."net.channels=32"]
+training = { lr = 0.01 }
+method = { ewc = { strength = 3 } }
+[variant.strong]
+method = { ewc = { strength = 4 } }
+"""
+
+
+def strength_of(method="ewc", scale="full", sets=None):
+    config = resolve(parse_benchmark(CASES, "cases", "cases.toml"), method, scale, sets)
+    return config.settings["ewc"]["strength"], config.training["lr"]
+
+
+def test_a_case_lies_above_the_scale_and_below_variant_and_set():
+    assert strength_of() == (1, 0.1)
+    assert strength_of(sets={"net": {"channels": 32}}) == (3, 0.01)
+    assert strength_of(scale="big") == (3, 0.01)
+    assert strength_of(scale="big", sets={"net": {"channels": 8}}) == (2, 0.1)
+    assert strength_of("ewc@strong", "big") == (4, 0.01)
+    assert strength_of(scale="big", sets={"method": {"ewc": {"strength": 5}}}) == (5, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ('[case."channels=32"]\n', 'case."channels=32": expected section.key=value'),
+        ('[case."method.ewc=32"]\n', "expected section.key=value with stream, net or training"),
+        ('[case."net.channel=32"]\n', "channel: unknown key; did you mean 'channels'?"),
+        ('[case."net.name=vgg"]\n', "unknown net 'vgg'"),
+        ('[case."net.channels=8"]\ntraining = { lrr = 1 }\n', "lrr"),
+        ('[case."net.channels=8"]\nmethod = { ewcc = { strength = 1 } }\n', "ewcc"),
+    ],
+)
+def test_cases_that_cannot_be(section, message):
+    with pytest.raises(SpecError) as caught:
+        parse_benchmark(CASES + section, "cases", "cases.toml")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("cases.toml")
+
+
+def test_events_are_json_lines(runs):
+    for directory in find_runs(runs):
+        for line in (directory.path / "events.jsonl").read_text().splitlines():
+            json.loads(line)
+        tomllib.loads((directory.path / "config.toml").read_text())
