@@ -292,6 +292,20 @@ def test_a_study_with_a_damaged_run_still_shows_its_table(in_process, tmp_path, 
     assert "mean ± std of 1 seeds" in capsys.readouterr().out
 
 
+def test_where_every_run_is_damaged_there_is_no_picture_and_no_traceback(in_process, tmp_path, capsys):
+    command = ["run", quick_file(tmp_path), "--scale", "tiny", "--method", "ewc", "--seeds", "2"]
+    command += ["--runs", str(tmp_path / "runs"), "--picture", str(tmp_path / "p.png")]
+    assert main(command) == 0
+    (tmp_path / "p.png").unlink()
+    capsys.readouterr()
+    for found in find_runs(tmp_path / "runs"):
+        (found.path / "accuracy.csv").write_text("")
+    with pytest.warns(RuntimeWarning, match="accuracy.csv is not whole|accuracy.csv cannot be read"):
+        assert main(command) == 0
+    assert "no picture: no method's run is finished and whole" in capsys.readouterr().out
+    assert not (tmp_path / "p.png").exists()
+
+
 # -- a loss that is no number -------------------------------------------------------------------------------------
 
 
