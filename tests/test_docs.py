@@ -64,6 +64,7 @@ def commands(page: Path) -> list[list[str]]:
 def test_commands_exist(page, workplace, monkeypatch, capsys):
     """`make` targets are known to make, scripts take the options that the page gives them, and `afec` reads its arguments."""
     monkeypatch.setattr("afec.cli.work.do", lambda *arguments: None)  # everything but the work
+    monkeypatch.setattr("afec.cli.data.get", lambda *arguments: True)
     monkeypatch.setattr(
         "afec.cli.work.tune", lambda *arguments: arguments[-1].write_text("[method.ewc]\nstrength = 1\n")
     )

@@ -182,9 +182,12 @@ def test_the_official_split_shuffles_all_copies():
 
 
 def test_the_order_is_that_of_the_files_or_the_seeds():
-    names = [[task.name for task in make_stream("omniglot", seed, order="seed").tasks] for seed in (0, 0, 1)]
+    names = [[t.name for t in make_stream("omniglot", seed, tasks=4, order="seed").tasks] for seed in (0, 0, 1)]
     assert names[0] == names[1] != names[2]
-    assert sorted(names[0]) == [task.name for task in make_stream("omniglot", 5).tasks]
+    every = [task.name for task in make_stream("omniglot", 0, order="seed").tasks]
+    assert every[:4] == names[0]
+    assert sorted(every) == list(open_omniglot().alphabets)
+    assert [task.name for task in make_stream("omniglot", 5, tasks=2).tasks] == ["back_00", "back_01"]
 
 
 def test_fewer_characters():

@@ -325,7 +325,9 @@ def test_a_variant_is_tuned_as_a_variant(fake, tmp_path):
     tuned = tune(how("ewc+afec@long", scale="three"), tmp_path, 1)
     assert {(config.variant, config.training["max_epochs"]) for config, _ in ran} == {("long", 4)}
     assert tuned.method == "ewc+afec@long"
-    assert set(tomllib.loads(tuned.to_toml(""))["method"]) == {"ewc+afec"}
+    written = tomllib.loads(tuned.to_toml(""))["method"]
+    assert set(written) == {"ewc", "ewc+afec"}  # so that the row without AFEC is run as it was tuned, too
+    assert written["ewc"]["strength"] == written["ewc+afec"]["ewc"]["strength"] == tuned.best["ewc.strength"]
 
 
 def test_a_failed_trial_never_wins(fake, tmp_path):

@@ -1,8 +1,9 @@
-"""The command line: `afec run | tune | resume | list`."""
+"""The command line: `afec run | tune | resume | report | list | data`."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from afec.cli.data import Data
+from afec.cli.data import data as data_app
+from afec.data.root import VARIABLE
 from afec.files import FileError
 from afec.lab import REFERENCES, RunError, SpecError, benchmark_names, load_benchmark, plan, unfinished
 from afec.lab.config import grid
@@ -28,10 +32,11 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     help="Continual learning with active forgetting.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
+app.add_typer(data_app, name="data")
 WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
 DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
 BOARD = "Log for TensorBoard under this directory as well; what is in RUNS stays the truth."
-SEVERAL = ("--method", "-m", "--set")  # options that take all the words up to the next option
+SEVERAL = ("--method", "-m", "--set", "--where")  # options that take all the words up to the next option
 
 
 @app.callback()
@@ -58,6 +63,7 @@ def run(
     ] = [],  # noqa: B006
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    data: Data = None,
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
@@ -93,6 +99,7 @@ def tune(
     set_: Annotated[list[str], typer.Option("--set", help="section.key=value")] = [],  # noqa: B006
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    data: Data = None,
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
     out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
@@ -116,6 +123,7 @@ def tune(
 def resume(
     runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    data: Data = None,
     device: Annotated[
         str | None, typer.Option(help="Go on there, and not where the runs were begun; their events say so.")
     ] = None,
@@ -131,6 +139,27 @@ def resume(
     from afec.cli import work
 
     work.do(jobs, work.Place(runs, workers, tensorboard), None)
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
+    figure: Annotated[
+        str, typer.Option(help="study: circles or curves; strength: accuracy against λ; trade-off: old against new.")
+    ] = "study",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A figure (.png, .svg, .pdf), every seed (.csv), or the tables (.md)."),
+    ] = None,
+    where: Annotated[
+        list[str],
+        typer.Option("--where", help="Only runs with key=value: scale=short net.name=lenet method=ewc,ewc+afec"),
+    ] = [],  # noqa: B006
+) -> None:
+    """Show the tables of the finished runs, or draw a figure of them."""
+    from afec.cli import reports, work
+
+    reports.report(work.console_here(), runs, figure, out, where)
 
 
 @app.command("list")
@@ -161,6 +190,7 @@ def list_() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (by default those of the process) and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    before = os.environ.get(VARIABLE)
     try:
         code = app(expanded(given), standalone_mode=False, prog_name="afec")
     except (SpecError, RunError, FileError) as error:
@@ -176,6 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         show()
         return int(getattr(error, "exit_code", 2))
+    finally:  # --data is of this command alone
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
     return int(code or 0)
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from afec.cli.reports import PICTURES
 from afec.files import FileError, write_text
-from afec.lab import Job, Outcome, RunConfig, RunDirectory, SpecError, check_buildable, execute
+from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_buildable, execute
 from afec.lab.board import check_tensorboard
 from afec.lab.engine import workers_for
 from afec.lab.estimate import estimate
@@ -25,18 +26,12 @@ from afec.lab.tuning import tune as tune_method
 from afec.lab.watch import Watch
 from afec.report.picture import draw_study
 from afec.report.search import draw_search, trials_table
-from afec.report.table import Line, comparisons, lines, problems, readable, study_table
+from afec.report.table import Line, readable, show_tables
 
 __all__ = ["Place", "console_here", "do", "say_what", "tune"]
 
-PICTURES = (".png", ".svg", ".pdf")
 STOPPED = (
     "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
-)
-LEGEND = (
-    "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
-    "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
-    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
 )
 
 
@@ -103,9 +98,10 @@ def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
         except KeyboardInterrupt as stop:
             print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop
-    _show(console, outcomes)
+    runs_done = [(outcome.job.config, outcome.directory) for outcome in outcomes]
+    show_tables(console, runs_done)
     if picture:
-        _draw(console, picture, [(outcome.job.config, outcome.directory) for outcome in outcomes])
+        _draw(console, picture, runs_done)
     failed = [outcome for outcome in outcomes if outcome.error]
     for outcome in failed:
         print(f"\n{outcome.job} failed:\n{outcome.error}", file=sys.stderr)
@@ -120,16 +116,6 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
         raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
     if len({job.config.benchmark for job in jobs}) > 1:
         raise SpecError("--picture draws one benchmark; give one, or leave --picture out")
-
-
-def _show(console: Console, outcomes: Sequence[Outcome]) -> None:
-    rows = lines([(outcome.job.config, outcome.directory) for outcome in outcomes])
-    for mark, mine in problems(rows):  # other tasks or another net are another table
-        console.print(study_table(mine, mark))
-        for sentence in [*comparisons(mine), *comparisons(mine, "transfer")]:
-            console.print(sentence, highlight=False, soft_wrap=True)
-    if rows:
-        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
 
 
 def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:

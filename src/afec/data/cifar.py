@@ -171,7 +171,8 @@ def _opened(kind: _Kind, source: Path) -> Iterator[tuple[str, IO[bytes], int]]:
             with (source / file).open("rb") as stream:
                 yield file, stream, (source / file).stat().st_size
         return
-    with tarfile.open(source, "r|gz") as archive:  # one pass, in the order of the archive; nothing is extracted
+    # One pass, in the order of the archive; nothing is extracted.
+    with tarfile.open(source, "r|gz", bufsize=1 << 20) as archive:
         for member in archive:
             folder, _, file = member.name.removeprefix("./").partition("/")
             if folder == kind.folder and file in wanted and member.isreg():

@@ -83,9 +83,13 @@ class Tuned:
     trials: tuple[Trial, ...]
 
     def to_toml(self, comment: str) -> str:
-        """What `afec run --tuned` takes; β as the λ_e that it stands for."""
-        terms = _settings(self.best)
-        section: dict[str, Any] = {self.method.partition("@")[0]: terms} if len(terms) > 1 else dict(terms)
+        """What `afec run --tuned` takes, for the method and for what was tuned on the way to it; β as the λ_e it stands for."""
+        worst_first = sorted(self.trials[::-1], key=lambda trial: trial.score)  # of equal ones the first wins
+        bests = {trial.stage: trial.values for trial in worst_first}
+        section: dict[str, Any] = {}
+        for stage, values in {**bests, self.method: self.best}.items():
+            terms, name = _settings(values), stage.partition("@")[0]
+            section |= {name: terms} if len(terms) > 1 else terms
         head = "".join(f"# {line}\n" for line in comment.splitlines())
         return head + tomli_w.dumps({"method": section})
 

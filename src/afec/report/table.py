@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.table import Table
 
 from afec.lab import REFERENCES, RunConfig, RunDirectory, RunError
@@ -17,7 +18,7 @@ from afec.lab.config import differing
 from afec.metrics import summary
 from afec.report.paired import Paired, mean_and_std, paired
 
-__all__ = ["COLUMNS", "Line", "comparisons", "lines", "problems", "readable", "study_table"]
+__all__ = ["COLUMNS", "Line", "cells", "comparisons", "lines", "problems", "readable", "show_tables", "study_table"]
 
 COLUMNS = {
     "aac": "AAC",
@@ -29,6 +30,12 @@ COLUMNS = {
     "transfer": "transfer",
 }
 """The metrics of the table, by their names in `metrics.summary` and as `Line.metrics` has them; higher is better for each."""
+
+LEGEND = (
+    "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
+    "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
+    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
+)
 
 
 @dataclass
@@ -166,27 +173,43 @@ def problems(rows: Sequence[Line]) -> list[tuple[str, list[Line]]]:
     return list(zip(marks, groups.values(), strict=True))
 
 
-def study_table(rows: Sequence[Line], mark: str = "") -> Table:
-    """Test accuracy in per cent, mean ± standard deviation over the seeds, the best method's in bold, and what each cost."""
+def cells(rows: Sequence[Line], mark: str = "") -> tuple[str, list[str], list[list[str]]]:
+    """Title, head and body of a table: test accuracy in per cent, mean ± standard deviation over the seeds, and the cost."""
     seeds = sorted({seed for row in rows for seed in row.metrics})
     names = sorted({f"{row.config.benchmark} at scale {row.config.scale}" for row in rows})
-    table = Table(
-        title=f"{', '.join(names)}{', ' + mark if mark else ''}: test accuracy in %, mean ± std of {len(seeds)} seeds"
-    )
+    title = f"{', '.join(names)}{', ' + mark if mark else ''}: test accuracy in %, mean ± std of {len(seeds)} seeds"
     shown = [metric for metric in COLUMNS if any(not math.isnan(v) for row in rows for v in row.values(metric))]
-    table.add_column("method", no_wrap=True)
-    for metric in shown:
-        table.add_column(COLUMNS[metric], justify="right", no_wrap=True)
-    for name in ("epochs", "compute"):
-        table.add_column(name, justify="right", no_wrap=True)
     best = {metric: _best(rows, metric) for metric in shown}
     unit = next((_mean(row.samples.values()) for row in rows if row.config.label == "finetune"), math.nan)
+    body = []
     for row in rows:
-        cells = [_cell(row.values(metric), bold=row is best[metric]) for metric in shown]
+        values = [_cell(row.values(metric), bold=row is best[metric]) for metric in shown]
         cost = "–" if math.isnan(unit) else f"{_mean(row.samples.values()) / unit:.2f} ×"
         fewer = "" if len(row.metrics) == len(seeds) else f", {len(row.metrics)} of {len(seeds)} seeds"
-        table.add_row(row.label + fewer, *cells, f"{_mean(row.epochs.values()):.0f}", cost)
+        body.append([row.label + fewer, *values, f"{_mean(row.epochs.values()):.0f}", cost])
+    return title, ["method", *(COLUMNS[metric] for metric in shown), "epochs", "compute"], body
+
+
+def study_table(rows: Sequence[Line], mark: str = "") -> Table:
+    """The table on a terminal, the best method's numbers in bold."""
+    title, head, body = cells(rows, mark)
+    table = Table(title=title)
+    for name in head:
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for line in body:
+        table.add_row(*line)
     return table
+
+
+def show_tables(console: Console, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:
+    """All tables of these runs, with the differences in words; other tasks or another net are another table."""
+    rows = lines(runs)
+    for mark, mine in problems(rows):
+        console.print(study_table(mine, mark))
+        for sentence in [*comparisons(mine), *comparisons(mine, "transfer")]:
+            console.print(sentence, highlight=False, soft_wrap=True)
+    if rows:
+        console.print(LEGEND, style="dim", highlight=False, soft_wrap=True)
 
 
 def comparisons(rows: Sequence[Line], metric: str = "aac") -> list[str]:

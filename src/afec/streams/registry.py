@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from afec.naming import check_section, fault
 from afec.streams.cifar import cifar10_100, cifar100, cifar100_sc
 from afec.streams.cifar10_regression import cifar10_regression
 from afec.streams.digits import digits, digits_regression
+from afec.streams.folder import PREFIX, folder
 from afec.streams.omniglot import omniglot
 from afec.streams.task import Scenario, Stream
 
@@ -33,8 +35,35 @@ class StreamRecord:
         return tuple(name for name in inspect.signature(self.function).parameters if name not in ("seed", "root"))
 
 
-STREAMS: dict[str, StreamRecord] = {
-    record.name: record
+class _Streams(dict[str, StreamRecord]):
+    """Streams by name; `folder:PATH` is one for every PATH."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or _path_of(name) is not None
+
+    def __missing__(self, name: str) -> StreamRecord:
+        path = _path_of(name)
+        if path is None:
+            raise KeyError(name)
+        return StreamRecord(name, partial(folder, path), self[FOLDER].description, "task")
+
+
+FOLDER = f"{PREFIX}PATH"
+
+
+def _path_of(name: object) -> str | None:
+    """The path in `folder:PATH`, unless it is the very word PATH, which only stands for one."""
+    if isinstance(name, str) and name.startswith(PREFIX) and name not in (PREFIX, FOLDER):
+        return name.removeprefix(PREFIX)
+    return None
+
+
+def _no_path(seed: int) -> Stream:
+    raise ValueError(f"stream {FOLDER}: write your own folder for PATH, such as {PREFIX}my/images")
+
+
+STREAMS: dict[str, StreamRecord] = _Streams(
+    (record.name, record)
     for record in (
         StreamRecord("digits", digits, "scikit-learn's handwritten digits, a few classes per task; built in", "task"),
         StreamRecord(
@@ -53,8 +82,9 @@ STREAMS: dict[str, StreamRecord] = {
         StreamRecord("cifar100", cifar100, "the 100 classes of CIFAR-100, five per task", "task"),
         StreamRecord("cifar10-100", cifar10_100, "CIFAR-10 as two tasks, then CIFAR-100 as 20", "task"),
         StreamRecord("omniglot", omniglot, "the 50 alphabets of Omniglot, a character a class", "task"),
+        StreamRecord(FOLDER, _no_path, "your own images: PATH/<task>/<class>/<image>, see docs/data.md", "task"),
     )
-}
+)
 
 
 def make_stream(name: str, seed: int, **options: Any) -> Stream:

@@ -1,0 +1,94 @@
+"""`afec report`: the tables and figures of runs that are there, from their directories alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+
+from afec.files import write_text
+from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
+from afec.lab.spec import value_of
+from afec.naming import unknown
+from afec.report.export import to_csv, to_markdown
+from afec.report.picture import draw_study
+from afec.report.strength import draw_strengths, draw_trade_offs
+from afec.report.table import lines, readable, show_tables
+
+__all__ = ["FIGURES", "PICTURES", "report"]
+
+PICTURES = (".png", ".svg", ".pdf")
+FIGURES = {"study": draw_study, "strength": draw_strengths, "trade-off": draw_trade_offs}
+TABLES = {".csv": to_csv, ".md": to_markdown}
+Runs = list[tuple[RunConfig, RunDirectory]]
+
+
+def report(console: Console, root: Path, figure: str, out: Path | None, where: list[str]) -> None:
+    """Print the tables of the finished runs under `root`, or write them, or one figure, into `out`."""
+    if figure not in FIGURES:
+        raise SpecError(f"--figure {figure}: {unknown('figure', figure, FIGURES)}")
+    if out and out.suffix not in (*PICTURES, *TABLES):
+        raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PICTURES, *TABLES))}")
+    if not root.is_dir():
+        raise RunError(f"there is no directory {root}; give the one that `afec run` wrote to")
+    found, states = chosen(root, where)
+    done = [(config, run) for config, run in found if run.done]
+    if not done:
+        raise RunError(
+            f"no finished run under {root} fits{' ' + ' '.join(where) if where else ''}; {_in_words(states)}"
+        )
+    if out is None:
+        show_tables(console, done)
+    elif out.suffix in TABLES:
+        write_text(out, TABLES[out.suffix](lines(done)))
+        console.print(f"table: {out}", highlight=False, soft_wrap=True)
+    else:
+        try:
+            FIGURES[figure](out, readable(done))
+        except ValueError as error:
+            raise SpecError(f"--figure {figure}: {error}") from error
+        console.print(f"picture: {out}", highlight=False, soft_wrap=True)
+    console.print(_in_words(states), highlight=False, soft_wrap=True)
+
+
+def chosen(root: Path, where: list[str]) -> tuple[Runs, Counter[str]]:
+    """The runs that fit every condition, and how many are finished, failed, unfinished and damaged."""
+    conditions = [_condition(text) for text in where]
+    found: Runs = []
+    states: Counter[str] = Counter()
+    for run in find_runs(root):
+        try:
+            config = run.config
+        except RunError:
+            states["damaged"] += 1
+            continue
+        if all(_fits(config, run, path, values) for path, values in conditions):
+            found.append((config, run))
+            states["finished" if run.done else "failed" if run.failure else "unfinished"] += 1
+    return found, states
+
+
+def _condition(text: str) -> tuple[list[str], list[object]]:
+    key, equals, value = text.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
+        raise SpecError(
+            f"--where {text!r}: expected key=value, e.g. scale=short, net.name=lenet or stream.setting=two-task"
+        )
+    return path, [value_of(part) for part in value.split(",")]
+
+
+def _fits(config: RunConfig, run: RunDirectory, path: list[str], values: list[object]) -> bool:
+    if path == ["seed"]:
+        return run.seed in values
+    inner: object = config
+    for part in ["settings", *path[1:]] if path[0] == "method" and len(path) > 1 else path:
+        inner = inner.get(part) if isinstance(inner, dict) else getattr(inner, part, None)
+    return inner in values
+
+
+def _in_words(states: Counter[str]) -> str:
+    return ", ".join(
+        f"{states[state]} {state}" for state in ("finished", "unfinished", "failed", "damaged") if states[state]
+    )
