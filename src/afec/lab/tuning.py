@@ -84,8 +84,9 @@ class Tuned:
 
     def to_toml(self, comment: str) -> str:
         """What `afec run --tuned` takes, for the method and for what was tuned on the way to it; β as the λ_e it stands for."""
-        worst_first = sorted(self.trials[::-1], key=lambda trial: trial.score)  # of equal ones the first wins
-        bests = {trial.stage: trial.values for trial in worst_first}
+        bests: dict[str, dict[str, float]] = {}
+        for trial in sorted(self.trials, key=lambda trial: -trial.score):  # of equal ones the first wins
+            bests.setdefault(trial.stage, trial.values)
         section: dict[str, Any] = {}
         for stage, values in {**bests, self.method: self.best}.items():
             terms, name = _settings(values), stage.partition("@")[0]
