@@ -16,12 +16,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 from small_lab import quick_config, quick_file
 
 from afec import files
 from afec.cli import main
 from afec.files import load_tree
-from afec.lab import Job, RunDirectory, RunError, execute, find_runs, lock, run, unfinished
+from afec.lab import Job, RunDirectory, RunError, execute, find_runs, lock, plan, run, unfinished
 from afec.report.picture import draw_study
 from afec.report.table import lines
 
@@ -292,6 +294,20 @@ def test_a_study_with_a_damaged_run_still_shows_its_table(in_process, tmp_path, 
     assert "mean ± std of 1 seeds" in capsys.readouterr().out
 
 
+def test_where_every_run_is_damaged_there_is_no_picture_and_no_traceback(in_process, tmp_path, capsys):
+    command = ["run", quick_file(tmp_path), "--scale", "tiny", "--method", "ewc", "--seeds", "2"]
+    command += ["--runs", str(tmp_path / "runs"), "--picture", str(tmp_path / "p.png")]
+    assert main(command) == 0
+    (tmp_path / "p.png").unlink()
+    capsys.readouterr()
+    for found in find_runs(tmp_path / "runs"):
+        (found.path / "accuracy.csv").write_text("")
+    with pytest.warns(RuntimeWarning, match="accuracy.csv is not whole|accuracy.csv cannot be read"):
+        assert main(command) == 0
+    assert "no picture: no method's run is finished and whole" in capsys.readouterr().out
+    assert not (tmp_path / "p.png").exists()
+
+
 # -- a loss that is no number -------------------------------------------------------------------------------------
 
 
@@ -326,6 +342,81 @@ def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(split, error, 
     assert all(torch.isfinite(leaf).all() for leaf in flat(state) if leaf.is_floating_point())
     assert not outcome.directory.done
     assert {row.after for row in outcome.directory.rows()} == {0, 1}
+
+
+# -- data that disappear ------------------------------------------------------------------------------------------
+
+FOLDER = """
+[stream]
+name = "folder:{}"
+size = 8
+mode = "grey"
+
+[net]
+name = "digits"
+channels = 4
+features = 8
+
+[training]
+batch_size = 4
+max_epochs = 2
+patience = 1
+
+[method.ewc]
+strength = 10
+"""
+
+
+def write_images(folder):
+    """Real digits: two tasks of two classes."""
+    images, labels = load_digits(return_X_y=True)
+    for label in range(4):
+        for number, image in enumerate(images[labels == label][:8]):
+            file = folder / f"task{label // 2}" / str(label) / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((image.reshape(8, 8) * 15).astype(np.uint8)).save(file)
+
+
+def test_a_dataset_that_disappears_fails_what_needs_it_and_loses_nothing(in_process, tmp_path, capsys):
+    data, away = tmp_path / "images", tmp_path / "away"
+    write_images(data)
+    (tmp_path / "mine.toml").write_text(FOLDER.format(data))
+    jobs = plan([str(tmp_path / "mine.toml")], ["ewc"], [0, 1, 2])
+    expected = [numbers(run(job.config, job.seed, tmp_path / "whole")) for job in jobs]
+
+    class Remove:
+        """Takes the data away in the middle of the first run."""
+
+        def on_phase(self, place, job, phase):
+            if data.exists():
+                data.rename(away)
+
+        def on_outcome(self, outcome):
+            pass
+
+        def on_tick(self):
+            pass
+
+    def stop(phase):
+        if phase.task == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(jobs[2].config, 2, tmp_path / "runs", stop)
+    first, *others = execute(jobs[:1], tmp_path / "runs", 1, Remove()) + execute(jobs[1:], tmp_path / "runs", 1)
+    assert first.error is None  # it had its images
+    assert numbers(first.directory) == expected[0]
+    for outcome in others:
+        assert str(data) in outcome.error.splitlines()[-1]
+        assert "Error: " in outcome.error.splitlines()[-1]
+        assert not outcome.directory.done
+    state, faults = others[1].directory.load_checkpoint()
+    assert (state["tasks_done"], faults) == (1, [])  # what it had learned before is still there
+    assert main(["resume", str(tmp_path / "runs")]) == 2  # said before anything runs
+    assert str(data) in capsys.readouterr().err
+    away.rename(data)
+    assert main(["resume", str(tmp_path / "runs")]) == 0
+    assert [numbers(RunDirectory.of(tmp_path / "runs", job.config, job.seed)) for job in jobs] == expected
 
 
 # -- killed at any moment -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import afec
 from afec.cli import main
 from afec.lab import SpecError, benchmark_names, load_benchmark, plan, resolve
 from afec.lab.config import grid, parse_set
-from afec.lab.spec import merged, parse_benchmark
+from afec.lab.spec import load_tuned, merged, parse_benchmark
 from afec.methods.expression import METHODS
 from afec.methods.presets import PRESETS
 from afec.nets import NETS
@@ -65,6 +65,32 @@ def test_a_variant_can_double_what_its_scale_has():
         quick_config("ewc", training={"lr_min": "*2"})
     with pytest.raises(SpecError, match="training.max_epochs: .* got 0.6"):
         quick_config("ewc", training={"max_epochs": "*0.3"})
+
+
+@pytest.mark.parametrize("first", ["forgetting", "beta"])
+def test_of_forgetting_and_beta_the_later_layer_wins(first, tmp_path):
+    """They are two names of one thing: each layer's takes the place of the other's below it."""
+    second = "beta" if first == "forgetting" else "forgetting"
+    text = TEXT.replace("[method.afec]\nforgetting = 1", f"[method.afec]\n{first} = 0.25")
+    text = text.replace('[method."mas+afec".afec]\nforgetting = 0.5', f'[method."mas+afec".afec]\n{second} = 0.5')
+    text += f"[scale.other]\nmethod = {{ afec = {{ {second} = 0.125 }} }}\n"
+    found = parse_benchmark(text, "quick", "quick.toml")
+
+    def weights(method, scale="full", sets=None, tuned=None):
+        settings = resolve(found, method, scale, {"method": {"afec": sets or {}}}, tuned).settings["afec"]
+        return {key: value for key, value in settings.items() if key in ("beta", "forgetting")}
+
+    assert weights("ewc+afec") == {first: 0.25}
+    assert weights("mas+afec") == {second: 0.5}  # the file's for this sum
+    assert weights("ewc+afec", "other") == {second: 0.125}
+    assert weights("ewc+afec", sets={second: 0.75}) == {second: 0.75}
+    assert weights("mas+afec", sets={first: 0.75}) == {first: 0.75}
+    (tmp_path / "t.toml").write_text(f"[method.afec]\n{second} = 0.0625\n")
+    tuned = load_tuned(tmp_path / "t.toml")
+    assert weights("ewc+afec", tuned=tuned) == {second: 0.0625}
+    assert weights("ewc+afec", tuned=tuned, sets={first: 0.75}) == {first: 0.75}
+    with pytest.raises(SpecError, match="either forgetting .* or beta"):  # both at once in one place are no choice
+        weights("ewc+afec", sets={"beta": 0.5, "forgetting": 1})
 
 
 def test_terms_are_sorted():

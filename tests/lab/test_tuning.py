@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from small_lab import TEXT, quick_file
@@ -159,6 +161,18 @@ def test_a_missing_grid_is_named():
         ("[tune.ewc]\nstrength = [-1]", "quick.toml: tune.ewc.strength: expected a list of numbers"),
         ('[tune.ewc]\nstrength = ["1"]', "quick.toml: tune.ewc.strength: expected a list of numbers"),
         ("[tune.ewc]\nstrength = [true]", "quick.toml: tune.ewc.strength: expected a list of numbers"),
+        ("[tune.ewc]\nstrength = [inf]", "quick.toml: tune.ewc.strength: expected a list of numbers"),
+        ("[tune.ewc]\nstrength = [1, nan]", "quick.toml: tune.ewc.strength: expected a list of numbers"),
+        ("[tune.ewc]\nstrength = [1]\nfisher_batch = 0", "quick.toml: tune.ewc.fisher_batch: expected the number of"),
+        ("[tune.ewc]\nstrength = [1]\nfisher_batch = 2.5", "quick.toml: tune.ewc.fisher_batch: expected the number of"),
+        (
+            '[tune.ewc]\nstrength = [1]\nfisher_batch = "20"',
+            "quick.toml: tune.ewc.fisher_batch: expected the number of",
+        ),
+        (
+            "[tune.ewc]\nstrength = [1]\nfisher_batch = true",
+            "quick.toml: tune.ewc.fisher_batch: expected the number of",
+        ),
         ('[tune.ewc]\nstrength = [1]\nfisher = "exakt"', "quick.toml: tune.ewc.fisher: unknown Fisher kind 'exakt'"),
         ("[tune]\newc = [1]", "quick.toml: tune.ewc"),
     ],
@@ -555,6 +569,13 @@ def test_out_says_where_and_tpe_and_beta_can_be_asked_for(fake, tmp_path, capsys
         (["digits", "-m", "ewc", "--search", "random"], "--search random: unknown search 'random'"),
         (["digits", "-m", "ewc", "--set", "training.lr=0.1,0.2"], "takes one value for each --set"),
         (["digits", "-m", "ewc", "--set", "method.ewc.fisher=batched"], "cannot be converted"),
+        (["digits", "-m", "ewc", "--set", "method.ewc.strength=7"], "ewc.strength is what this tuning searches"),
+        (
+            ["digits", "-m", "ewc+afec", "--set", "method.afec.forgetting=7"],
+            "afec.forgetting is what this tuning searches",
+        ),
+        (["digits", "-m", "ewc+afec", "--set", "method.afec.beta=0.5"], "method.afec.beta: afec.forgetting is what"),
+        (["digits", "-m", "ewc+afec", "--beta", "--set", "method.afec.forgetting=7"], "afec.beta is what this tuning"),
         (["nowhere", "-m", "ewc"], "unknown benchmark 'nowhere'"),
         (["digits"], "--method"),
     ],
@@ -567,6 +588,41 @@ def test_impossible_tunings_are_refused(arguments, message, tmp_path, monkeypatc
     assert message.lower() in shown.lower()
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_that_is_not_searched_may_be_set(fake, tmp_path):
+    ran = fake(peak())
+    tune(how(sets={"method": {"ewc": {"fisher": "sample"}}}), tmp_path, 1)
+    assert {config.settings["ewc"]["fisher"] for config, _ in ran} == {"sample"}
+
+
+def test_the_command_to_use_it_can_be_pasted(fake, tmp_path, monkeypatch, capsys):
+    fake(peak())
+    folder = tmp_path / "my files"
+    folder.mkdir()
+    name = quick_file(folder, TEXT + GRIDS)
+    command = ["tune", name, "--scale", "tiny", "-m", "ewc", "--seeds", "1", "--runs", str(folder / "my runs")]
+    monkeypatch.setattr(sys, "argv", ["afec", *command])
+    assert main(command) == 0
+    (line,) = re.findall(r"^use it: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    words = shlex.split(line)
+    assert words[:3] == ["afec", "run", name]
+    (found,) = plan([words[2]], [words[4]], [0], words[6], [], load_tuned(Path(words[8])))
+    assert found.config.settings["ewc"]["strength"] == 10
+    (comment,) = re.findall(r"found by `(.*)` on", Path(words[8]).read_text())
+    assert shlex.split(comment)[1:] == command
+
+
+@pytest.mark.parametrize("methods", [("ewc", "mas"), ("ewc+afec", "mas+afec")])
+@pytest.mark.parametrize("options", [{}, {"trials": 2}, {"search": "tpe", "trials": 5}, {"beta": True}])
+def test_every_method_has_the_same_budget(methods, options, fake, tmp_path):
+    ran, budgets = fake(lambda settings, seed: (0.5, 0.5)), []
+    for method in methods:
+        tune(how(method, **options), tmp_path / method, 1)
+        budgets.append(len(ran))
+        ran.clear()
+        assert trials_of(how(method, **options)) * 2 == budgets[-1]
+    assert budgets[0] == budgets[1]
 
 
 def test_a_tuning_in_which_everything_fails_is_a_sentence(in_process, tmp_path, capsys):

@@ -20,6 +20,7 @@ from afec.lab.spec import (
     check_net,
     condition,
     merged,
+    stacked,
     training_of,
     value_of,
 )
@@ -136,9 +137,8 @@ def resolve(
     layers: list[Changes] = [benchmark, benchmark.scale.get(scale, Changes())]
     later = [benchmark.variant.get(variant, Changes()), tuned or Changes()]
     layers += [*_cases(benchmark, [*layers, *later], sets), *later]
-    sections = {s: merged({}, *(getattr(c, s) for c in layers)) for s in ("stream", "net", "training", "method")}
-    parts = {s: merged(sections[s], sets.get(s, {})) for s in ("stream", "net", "training")}
-    name, settings = _method_of(expression, sections["method"], sets.get("method", {}))
+    parts = {s: merged({}, *(getattr(c, s) for c in layers), sets.get(s, {})) for s in ("stream", "net", "training")}
+    name, settings = _method_of(expression, stacked(*(c.method for c in layers)), sets.get("method", {}))
     try:
         schedule, machine = training_of(parts["training"])
         check_stream(parts["stream"])
@@ -173,9 +173,8 @@ def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> 
     name = "+".join(terms) or FINETUNE
     sums = [table for key, table in given.items() if key not in METHODS and terms_of(key) == terms]
     settings = {
-        term: merged(given.get(term, {}), *(s.get(term, {}) for s in sums), sets.get(term, {})) for term in terms
+        term: stacked(given.get(term, {}), *(s.get(term, {}) for s in sums), sets.get(term, {})) for term in terms
     }
-    settings = {term: {k: v for k, v in given.items() if v is not None} for term, given in settings.items()}
     try:
         for term in terms:
             check_settings(term, settings[term])

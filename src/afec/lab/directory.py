@@ -165,15 +165,25 @@ class RunDirectory:
             other.replace(before)  # at every moment there is a whole one
         save_tree(last, state)
 
-    def load_checkpoint(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The last whole checkpoint, and what was wrong with a later one, which it takes the place of."""
+    def load_checkpoint(
+        self, use: Callable[[dict[str, Any]], None] | None = None
+    ) -> tuple[dict[str, Any] | None, list[str]]:
+        """The last whole checkpoint, and what was wrong with a later one, which it takes the place of.
+
+        `use` takes it over; what it raises is wrong with the checkpoint.
+        """
         faults: list[str] = []
         for file in self.checkpoints:
             if file.exists():
                 try:
                     found = load_tree(file)
+                    if use:
+                        use(found)
                 except FileError as error:
                     faults.append(str(error))
+                    continue
+                except Exception as error:  # a whole file, but of something else
+                    faults.append(f"{file}: it is no checkpoint of this run ({error!r})")
                     continue
                 if file != self.checkpoint:  # or the next one would push the only whole one out
                     file.replace(self.checkpoint)

@@ -199,17 +199,24 @@ class _Run:
 
     def _take_up(self) -> None:
         """Go on from the last whole checkpoint, where there is one; a damaged one is said so."""
-        state, faults = self.directory.load_checkpoint()
+        state, faults = self.directory.load_checkpoint(self._restore)
         how = "started anew" if state is None else "went on from the checkpoint before it"
         for fault in faults:
             self._note(f"{how}: {fault}")
             warnings.warn(f"{self.directory.path}: {how}: {fault}", RuntimeWarning, stacklevel=2)
-        if state is None:
-            return
-        if state["learner"] is not None:
-            self.learner.load_state_dict(state["learner"])
-        self.rows = [Row(*row) for row in state["rows"]]
-        self.tasks_done, self.spent = state["tasks_done"], state["cost"]
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        rows, done = [Row(*row) for row in state["rows"]], state["tasks_done"]
+        spent = {key: float(state["cost"][key]) for key in self.spent}
+        if type(done) is not int or not 0 <= done <= len(self.stream.tasks):
+            raise ValueError(f"{done!r} of {len(self.stream.tasks)} tasks are done")
+        if self.config.method != "scratch":
+            try:
+                self.learner.load_state_dict(state["learner"])
+            except Exception:  # a part of it may be in the net
+                self.learner = self._learner(build(self.config, self.seed)[1], self.config.method)
+                raise
+        self.rows, self.tasks_done, self.spent = rows, done, spent
 
     def _note(self, text: str) -> None:
         self.directory.append_events([{"event": "note", "text": text}])

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,7 @@ __all__ = [
     "condition",
     "load_benchmark",
     "merged",
+    "stacked",
     "training_of",
     "value_of",
 ]
@@ -46,6 +48,7 @@ FULL = "full"
 """The scale of the file itself."""
 
 Section = dict[str, Any]
+TWINS = {"beta": "forgetting", "forgetting": "beta"}
 
 
 class SpecError(ValueError):
@@ -141,6 +144,23 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, An
             both = isinstance(value, Mapping) and isinstance(below, Mapping)
             result[key] = merged(result[key], value) if both else _times(below, value)
     return result
+
+
+def stacked(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of methods, merged; β and λ_e are two names of one thing, so a later one takes the place of the other."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        result = merged(_without_twins(result, layer), layer)
+    return result
+
+
+def _without_twins(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for key, value in below.items():
+        both = isinstance(value, Mapping) and isinstance(above.get(key), Mapping)
+        if key not in TWINS or TWINS[key] not in above or key in above:
+            kept[key] = _without_twins(value, above[key]) if both else value
+    return kept
 
 
 def _times(below: Any, value: Any) -> Any:
@@ -247,9 +267,12 @@ def _check_grid(name: str, grids: Section, where: str) -> None:
         raise SpecError(f"{where}.fisher: {unknown('Fisher kind', str(belongs['fisher']), KINDS)}")
     for key in grids.keys() - belongs.keys():
         values = grids[key]
-        numbers = isinstance(values, list) and all(type(v) in (int, float) and v >= 0 for v in values)
+        numbers = isinstance(values, list) and all(type(v) in (int, float) and 0 <= v < math.inf for v in values)
         if not numbers or not values:
             raise SpecError(f"{where}.{key}: expected a list of numbers ≥ 0, such as [1, 10, 100]; got {values!r}")
+    batch = belongs.get("fisher_batch", 1)
+    if type(batch) is not int or batch < 1:
+        raise SpecError(f"{where}.fisher_batch: expected the number of samples in a batch, such as 20; got {batch!r}")
 
 
 def _settings(changes: Changes, where: str) -> Iterator[tuple[str, str, Section]]:

@@ -28,7 +28,7 @@ from afec.lab.config import REFERENCES, RunConfig, resolve
 from afec.lab.directory import RunError
 from afec.lab.engine import Job, Outcome, Watcher, execute, marked
 from afec.lab.hold_out import holding_out
-from afec.lab.spec import FULL, Benchmark, SpecError, merged
+from afec.lab.spec import FULL, TWINS, Benchmark, SpecError, merged
 from afec.lab.study import check_buildable, has_validation
 from afec.methods.expression import METHODS, terms_of
 from afec.methods.presets import settings as preset_settings
@@ -84,12 +84,11 @@ class Tuned:
 
     def to_toml(self, comment: str) -> str:
         """What `afec run --tuned` takes, for the method and for what was tuned on the way to it; β as the λ_e it stands for."""
-        bests: dict[str, Trial] = {}
-        for trial in self.trials:
-            if trial.stage not in bests or trial.score > bests[trial.stage].score:
-                bests[trial.stage] = trial
+        bests: dict[str, dict[str, float]] = {}
+        for trial in sorted(self.trials, key=lambda trial: -trial.score):  # of equal ones the first wins
+            bests.setdefault(trial.stage, trial.values)
         section: dict[str, Any] = {}
-        for stage, values in {**{name: best.values for name, best in bests.items()}, self.method: self.best}.items():
+        for stage, values in {**bests, self.method: self.best}.items():
             terms, name = _settings(values), stage.partition("@")[0]
             section |= {name: terms} if len(terms) > 1 else terms
         head = "".join(f"# {line}\n" for line in comment.splitlines())
@@ -190,7 +189,19 @@ def planned(plan: Plan) -> list[tuple[str, Space]]:
         for term in searched:
             space |= search_space(plan.benchmark, config, term, beta=plan.beta)
         found.append((method, space))
+    _check_sets(plan.sets.get("method", {}), {key for _, space in found for key in space})
     return found
+
+
+def _check_sets(sets: Mapping[str, Mapping[str, Any]], searched: set[str]) -> None:
+    """Raise for a value that the search would overwrite."""
+    for term, settings in sets.items():
+        for key in settings:
+            for name in {f"{term}.{key}", f"{term}.{TWINS.get(key, key)}"} & searched:
+                raise SpecError(
+                    f"--set method.{term}.{key}: {name} is what this tuning searches; leave it out, or change the grid in "
+                    f"[tune.{term}]"
+                )
 
 
 def trials_of(plan: Plan) -> int:
@@ -276,8 +287,6 @@ def _run(plan: Plan, stage: Stage, points: Sequence[dict[str, float]], run: Run)
 
 def _config(plan: Plan, stage: Stage, values: Mapping[str, float]) -> RunConfig:
     method: dict[str, dict[str, Any]] = {term: dict(settings) for term, settings in _settings(values).items()}
-    if "forgetting" in method.get("afec", {}):  # two names of one thing: a β of the file gives way
-        method["afec"]["beta"] = None
     config = resolve(plan.benchmark, stage.method, plan.scale, merged(plan.sets, {"method": method}))
     return holding_out(config) if stage.hold_out else config
 

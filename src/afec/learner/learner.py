@@ -331,7 +331,10 @@ class Learner(Trained):
         tree = load_tree(path, device=self.machine.device)
         if not isinstance(tree, dict) or tree.get("afec") != "learner":
             raise FileError(f"{path} is no file of Learner.save(); expected its mark afec='learner'")
-        self.load_state_dict({key: value for key, value in tree.items() if key != "afec"})
+        try:
+            self.load_state_dict({key: value for key, value in tree.items() if key != "afec"})
+        except Exception as error:  # whatever it was, it came from the file
+            raise FileError(f"{path}: {error or type(error).__name__}") from error
         return self
 
 

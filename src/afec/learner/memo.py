@@ -13,6 +13,7 @@ import hashlib
 from dataclasses import astuple
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +60,8 @@ class Memo:
             known = load_tree(path, device=fit.machine.device)
         except FileError:  # damaged: it is simply done again
             return False
+        if not _fits(known, fit):
+            return False
         fit.model.load_state_dict(known["weights"])
         fit.history, fit.best_epoch = known["history"], known["best_epoch"]
         return True
@@ -68,6 +71,21 @@ class Memo:
         """Remember the outcome of a training that has just ended."""
         weights = dict(fit.model.state_dict())
         save_tree(path, {"weights": weights, "history": fit.history, "best_epoch": fit.best_epoch})
+
+
+def _fits(known: Any, fit: Fit) -> bool:
+    """Whether a file has an outcome of this training; anybody can put files into a directory."""
+    if not isinstance(known, dict) or set(known) != {"weights", "history", "best_epoch"}:
+        return False
+    weights, own = known["weights"], fit.model.state_dict()
+    return (
+        isinstance(weights, dict)
+        and set(weights) == set(own)
+        and all(isinstance(weights[key], Tensor) and weights[key].shape == own[key].shape for key in own)
+        and isinstance(known["history"], list)
+        and all(isinstance(loss, float) for loss in known["history"])
+        and isinstance(known["best_epoch"], int)
+    )
 
 
 def _bytes(tensor: Tensor) -> bytes:

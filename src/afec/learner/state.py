@@ -10,6 +10,7 @@ from afec.nets import MultiHead
 __all__ = ["FORMAT", "check_net", "check_state"]
 
 FORMAT = 1
+INSIDE = {"task", "phase", "fit", "theta_e", "epochs_theta_e", "measured"}
 
 
 def check_state(state: Any, guard: Guard | None) -> None:
@@ -18,6 +19,11 @@ def check_state(state: Any, guard: Guard | None) -> None:
     if not isinstance(state, dict) or set(state) != keys or state["format"] != FORMAT:
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"this is no state of a Learner (format {FORMAT}): expected {sorted(keys)}, got {found}")
+    inside = state["inside"]
+    if inside is not None and (not isinstance(inside, dict) or set(inside) != INSIDE):
+        raise ValueError(
+            f"this is no state of a Learner: what it says about a task in its middle is {type(inside).__name__}"
+        )
     saved, here = (state["guard"] or {}).get("method", "finetune"), "finetune" if guard is None else guard.method
     if saved != here:
         raise ValueError(
