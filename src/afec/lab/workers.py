@@ -206,6 +206,8 @@ def _serve(line: Connection, gpu: str | None) -> None:
         line.send(None)  # it is there
         while True:
             place, work = line.recv()
+            if line.poll():  # closed while this process was starting
+                return
             try:
                 found = work(Speaker(line, place))
             except StoppedError:
