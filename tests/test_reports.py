@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import tomllib
 
 import pytest
@@ -42,7 +43,7 @@ def test_tables_of_all_and_of_some(runs, capsys):
     assert "10 finished" in shown
     assert main(["report", str(runs), "--where", "stream.setting=two-task", "seed=1", "method=ewc,ewc+afec"]) == 0
     shown = capsys.readouterr().out
-    assert "mean ± std of 1 seeds" in shown
+    assert "mean ± std of 1" in shown
     assert "│ finetune" not in shown
     assert "4 finished" in shown
     assert main(["report", str(runs), "--where", "method.ewc.strength=10"]) == 0
@@ -101,6 +102,8 @@ def test_figures(runs, tmp_path, figure):
         (["--figure", "strengths"], "unknown figure 'strengths'; did you mean 'strength'"),
         (["-o", "x.docx"], "expected a file name that ends in .png"),
         (["--where", "scale"], "expected key=value"),
+        (["--where", "net.nmae=lenet"], "--where net.nmae=lenet: none of the 10 runs"),
+        (["--figure", "strength"], "give the file to draw it into, e.g. -o strength.png"),
         (["--where", "scale=none"], "no finished run under"),
         (["--figure", "strength", "-o", "x.png"], "different tasks or nets (setting two-task; setting transfer)"),
         (["--figure", "strength", "-o", "x.png", "--where", "stream.setting=transfer"], "run a grid first"),
@@ -233,3 +236,93 @@ def test_events_are_json_lines(runs):
         for line in (directory.path / "events.jsonl").read_text().splitlines():
             json.loads(line)
         tomllib.loads((directory.path / "config.toml").read_text())
+
+
+# -- what a user may find in the way --------------------------------------------------------------------------------
+
+
+def test_multiples_of_a_variant_are_of_what_is_run():
+    text = CASES + '[variant.twice]\ntraining = { lr = "*2" }\n'
+    benchmark = parse_benchmark(text, "cases", "cases.toml")
+    assert resolve(benchmark, "ewc@twice").training["lr"] == pytest.approx(0.2)
+    assert resolve(benchmark, "ewc@twice", sets={"training": {"lr": 0.3}}).training["lr"] == pytest.approx(0.6)
+    assert resolve(benchmark, "ewc@twice", "big").training["lr"] == pytest.approx(0.02)
+
+
+def test_a_case_holds_for_a_default_too():
+    benchmark = parse_benchmark(CASES + '[case."net.features=32"]\ntraining = { lr = 0.5 }\n', "cases", "cases.toml")
+    assert resolve(benchmark, "ewc").training["lr"] == 0.5
+    assert resolve(benchmark, "ewc", sets={"net": {"features": 8}}).training["lr"] == 0.1
+
+
+def test_a_report_from_inside_the_runs(runs, monkeypatch, capsys):
+    monkeypatch.chdir(runs / "digits-regression")
+    assert main(["report", "."]) == 0
+    assert "10 finished" in capsys.readouterr().out
+
+
+def damaged_number(directory):
+    file = directory.path / "accuracy.csv"
+    file.write_text(re.sub(r"(?m)^(2,1,.*),[\d.]+$", r"\1,7.5", file.read_text()))
+
+
+def huge_task(directory):
+    with (directory.path / "accuracy.csv").open("a") as file:
+        file.write("2,200000,x,0.1,0.1\n")
+
+
+def long_field(directory):
+    with (directory.path / "accuracy.csv").open("a") as file:
+        file.write(f"2,1,{'x' * 200_000},0.1,0.1\n")
+
+
+def event_without_epochs(directory):
+    with (directory.path / "events.jsonl").open("a") as file:
+        file.write('{"event": "task", "task": 2}\n')
+
+
+def cut_transfer(directory):
+    (directory.path / "transfer.csv").write_text("name,validation,test,epochs\na,0.1,0.")
+
+
+@pytest.mark.parametrize("damage", [damaged_number, huge_task, long_field, event_without_epochs, cut_transfer])
+def test_a_damaged_run_is_named_and_the_others_are_shown(runs, tmp_path, damage, capsys):
+    import shutil
+
+    root = tmp_path / "runs"
+    shutil.copytree(runs, root)
+    hurt = next(d for d in find_runs(root) if d.config.method == "ewc" and d.seed == 1)
+    damage(hurt)
+    with pytest.warns(RuntimeWarning, match=f"skipped: .*{hurt.path.parent.name}"):
+        assert main(["report", str(root), "--where", "stream.setting=two-task"]) == 0
+    assert "ewc+afec" in capsys.readouterr().out
+
+
+def test_a_copy_beside_a_run_stops_nothing(runs, tmp_path, capsys):
+    import shutil
+
+    root = tmp_path / "runs"
+    shutil.copytree(runs, root)
+    one = find_runs(root)[0].path
+    shutil.copytree(one, one.with_name("seed0-backup"))
+    assert main(["report", str(root)]) == 0
+    assert "10 finished, 1 damaged" in capsys.readouterr().out
+
+
+def test_a_picture_of_different_tasks_is_refused_before_the_work(capsys, tmp_path):
+    command = [*SMOKE, "--method", "finetune", "--set", "stream.setting=two-task,ten-task", "--runs", str(tmp_path)]
+    assert main([*command, "--picture", str(tmp_path / "x.png")]) == 2
+    assert "runs of the same tasks and net" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_net_that_does_not_fit_the_images_is_said_before_the_work(capsys, tmp_path):
+    command = [*SMOKE, "--method", "finetune", "--set", "net.name=lenet", "--runs", str(tmp_path)]
+    assert main(command) == 2
+    assert "afec: digits-regression:" in capsys.readouterr().err
+
+
+def test_a_cosine_runs_with_the_benchmarks_own_guards():
+    for name in ("digits-regression", "cifar10-regression"):
+        config = resolve(load_benchmark(name), "ewc+afec", sets={"stream": {"loss": "cosine"}})
+        assert {config.settings[term]["fisher"] for term in ("ewc", "afec")} == {"empirical"}

@@ -526,13 +526,15 @@ def test_tuning_and_running_from_the_command_line(in_process, tmp_path, capsys):
     assert "on validation images of the seeds [100]" in file.read_text()
     found = tomllib.loads(file.read_text())["method"]["ewc+afec"]
     assert f"use it: afec run {name} --method ewc+afec --scale tiny --tuned {file}" in shown.out
-    assert len(find_runs(tmp_path)) == 4
+    assert find_runs(tmp_path) == []  # trials are not reported
+    assert len(find_runs(tmp_path / "tuning")) == 4
 
     assert main(command) == 0
     assert "done" not in capsys.readouterr().out
 
     # Of the very configuration of the trial, so on a tuning seed there is nothing left to run.
-    again = ["run", name, "--scale", "tiny", "--method", "ewc+afec", "--seeds", "1", "--runs", str(tmp_path)]
+    trials = str(tmp_path / "tuning")
+    again = ["run", name, "--scale", "tiny", "--method", "ewc+afec", "--seeds", "1", "--runs", trials]
     assert main([*again, "--first-seed", "100", "--tuned", str(file)]) == 0
     shown = capsys.readouterr().out
     assert f"ewc+afec (λ={found['ewc']['strength']:g}, λ_e={found['afec']['forgetting']:g})" in shown
@@ -555,7 +557,7 @@ def test_out_says_where_and_tpe_and_beta_can_be_asked_for(fake, tmp_path, capsys
     assert main(command) == 0
     assert sorted(file.name for file in (tmp_path / "o").iterdir()) == ["x.csv", "x.png", "x.toml"]
     assert "afec.beta=" in capsys.readouterr().out
-    assert {run.seed for run in find_runs(tmp_path / "r")} == {7, 8}
+    assert {run.seed for run in find_runs(tmp_path / "r" / "tuning")} == {7, 8}
     load_tuned(tmp_path / "o" / "x.toml")
 
 

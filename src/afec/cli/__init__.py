@@ -145,8 +145,9 @@ def resume(
 def report(
     runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
     figure: Annotated[
-        str, typer.Option(help="study: circles or curves; strength: accuracy against λ; trade-off: old against new.")
-    ] = "study",
+        str | None,
+        typer.Option(help="study: circles or curves; strength: accuracy against λ; trade-off: old against new."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="A figure (.png, .svg, .pdf), every seed (.csv), or the tables (.md)."),
@@ -155,6 +156,7 @@ def report(
         list[str],
         typer.Option("--where", help="Only runs with key=value: scale=short net.name=lenet method=ewc,ewc+afec"),
     ] = [],  # noqa: B006
+    data: Data = None,
 ) -> None:
     """Show the tables of the finished runs, or draw a figure of them."""
     from afec.cli import reports, work

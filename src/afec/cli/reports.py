@@ -10,6 +10,7 @@ from rich.console import Console
 from afec.files import write_text
 from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
 from afec.lab.spec import value_of
+from afec.methods.expression import FINETUNE, terms_of
 from afec.naming import unknown
 from afec.report.export import to_csv, to_markdown
 from afec.report.picture import draw_study
@@ -24,10 +25,12 @@ TABLES = {".csv": to_csv, ".md": to_markdown}
 Runs = list[tuple[RunConfig, RunDirectory]]
 
 
-def report(console: Console, root: Path, figure: str, out: Path | None, where: list[str]) -> None:
+def report(console: Console, root: Path, figure: str | None, out: Path | None, where: list[str]) -> None:
     """Print the tables of the finished runs under `root`, or write them, or one figure, into `out`."""
-    if figure not in FIGURES:
+    if figure is not None and figure not in FIGURES:
         raise SpecError(f"--figure {figure}: {unknown('figure', figure, FIGURES)}")
+    if figure is not None and (out is None or out.suffix in TABLES):
+        raise SpecError(f"--figure {figure}: give the file to draw it into, e.g. -o {figure}.png")
     if out and out.suffix not in (*PICTURES, *TABLES):
         raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PICTURES, *TABLES))}")
     if not root.is_dir():
@@ -45,9 +48,9 @@ def report(console: Console, root: Path, figure: str, out: Path | None, where: l
         console.print(f"table: {out}", highlight=False, soft_wrap=True)
     else:
         try:
-            FIGURES[figure](out, readable(done))
-        except ValueError as error:
-            raise SpecError(f"--figure {figure}: {error}") from error
+            FIGURES[figure or "study"](out, readable(done))
+        except (ValueError, KeyError, RuntimeError, OSError) as error:
+            raise SpecError(f"--figure {figure or 'study'}: {error}") from error
         console.print(f"picture: {out}", highlight=False, soft_wrap=True)
     console.print(_in_words(states), highlight=False, soft_wrap=True)
 
@@ -55,17 +58,27 @@ def report(console: Console, root: Path, figure: str, out: Path | None, where: l
 def chosen(root: Path, where: list[str]) -> tuple[Runs, Counter[str]]:
     """The runs that fit every condition, and how many are finished, failed, unfinished and damaged."""
     conditions = [_condition(text) for text in where]
+    met = dict.fromkeys(where, False)
     found: Runs = []
     states: Counter[str] = Counter()
     for run in find_runs(root):
         try:
-            config = run.config
+            config, _ = run.config, run.seed
         except RunError:
             states["damaged"] += 1
             continue
-        if all(_fits(config, run, path, values) for path, values in conditions):
+        met = {
+            text: known or _value(config, run, path) is not None
+            for (text, known), (path, _) in zip(met.items(), conditions, strict=True)
+        }
+        if all(_value(config, run, path) in values for path, values in conditions):
             found.append((config, run))
             states["finished" if run.done else "failed" if run.failure else "unfinished"] += 1
+    for text, known in met.items():
+        if not known and (read := find_runs(root)):
+            raise SpecError(
+                f"--where {text}: none of the {len(read)} runs under {root} has this key; their config.toml shows all"
+            )
     return found, states
 
 
@@ -76,16 +89,24 @@ def _condition(text: str) -> tuple[list[str], list[object]]:
         raise SpecError(
             f"--where {text!r}: expected key=value, e.g. scale=short, net.name=lenet or stream.setting=two-task"
         )
-    return path, [value_of(part) for part in value.split(",")]
+    return path, [_method(part) if path == ["method"] else value_of(part) for part in value.split(",")]
 
 
-def _fits(config: RunConfig, run: RunDirectory, path: list[str], values: list[object]) -> bool:
+def _method(text: str) -> str:
+    """As directories call it: `afec+ewc` is `ewc+afec`."""
+    try:
+        return "+".join(terms_of(text)) or FINETUNE
+    except ValueError:
+        return text.strip()
+
+
+def _value(config: RunConfig, run: RunDirectory, path: list[str]) -> object:
     if path == ["seed"]:
-        return run.seed in values
+        return run.seed
     inner: object = config
     for part in ["settings", *path[1:]] if path[0] == "method" and len(path) > 1 else path:
         inner = inner.get(part) if isinstance(inner, dict) else getattr(inner, part, None)
-    return inner in values
+    return inner
 
 
 def _in_words(states: Counter[str]) -> str:

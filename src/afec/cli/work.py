@@ -19,6 +19,7 @@ from afec.cli.reports import PICTURES
 from afec.files import FileError, write_text
 from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_buildable, execute
 from afec.lab.board import check_tensorboard
+from afec.lab.directory import TUNING
 from afec.lab.engine import workers_for
 from afec.lab.estimate import estimate
 from afec.lab.tuning import Plan, trials_of
@@ -67,7 +68,7 @@ def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
     console = console_here()
     with Watch(console, trials_of(how) * len(how.seeds)) as watch:
         try:
-            tuned = tune_method(how, place.runs, place.workers, watch, board=place.board)
+            tuned = tune_method(how, place.runs / TUNING, place.workers, watch, board=place.board)
         except KeyboardInterrupt as stop:
             print("stopped; the same command goes on where it was", file=sys.stderr)
             raise typer.Exit(130) from stop
@@ -116,6 +117,11 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
         raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
     if len({job.config.benchmark for job in jobs}) > 1:
         raise SpecError("--picture draws one benchmark; give one, or leave --picture out")
+    if len({Line(job.config).problem for job in jobs}) > 1:
+        raise SpecError(
+            "--picture draws runs of the same tasks and net, and --set gives several; leave it out, and draw each with "
+            "`afec report --where … -o FILE`"
+        )
 
 
 def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:

@@ -19,10 +19,12 @@ from afec.lab.spec import (
     SpecError,
     check_net,
     condition,
+    factors,
     merged,
     stacked,
     training_of,
     value_of,
+    without_factors,
 )
 from afec.learner import Machine, Schedule
 from afec.methods.expression import FINETUNE, METHODS, check_settings, make_guard, terms_of, whole_settings
@@ -137,7 +139,11 @@ def resolve(
     layers: list[Changes] = [benchmark, benchmark.scale.get(scale, Changes())]
     later = [benchmark.variant.get(variant, Changes()), tuned or Changes()]
     layers += [*_cases(benchmark, [*layers, *later], sets), *later]
-    parts = {s: merged({}, *(getattr(c, s) for c in layers), sets.get(s, {})) for s in ("stream", "net", "training")}
+    plain = [without_factors(layer) if layer is later[0] else layer for layer in layers]
+    parts = {
+        s: merged({}, *(getattr(c, s) for c in plain), sets.get(s, {}), factors(getattr(later[0], s)))  # of what is run
+        for s in ("stream", "net", "training")
+    }
     name, settings = _method_of(expression, stacked(*(c.method for c in layers)), sets.get("method", {}))
     try:
         schedule, machine = training_of(parts["training"])
@@ -156,9 +162,20 @@ def _cases(benchmark: Benchmark, layers: Sequence[Changes], sets: dict[str, Any]
     for name, changes in benchmark.case.items():
         section, key, value = condition(name, benchmark.name)
         known: dict[str, Any] = merged({}, *(getattr(layer, section) for layer in layers), sets.get(section, {}))
-        if known.get(key) == value:
+        if _whole(section, known).get(key) == value:
             found.append(changes)
     return found
+
+
+def _whole(section: str, given: dict[str, Any]) -> dict[str, Any]:
+    """With the defaults written out, where the section is one that can be."""
+    try:
+        if section == "training":
+            schedule, machine = training_of(given)
+            return {**asdict(schedule), **asdict(machine)}
+        return with_defaults(STREAMS if section == "stream" else NETS, given)
+    except (ValueError, TypeError, KeyError):  # said where the sections are checked
+        return given
 
 
 def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:

@@ -43,6 +43,8 @@ from afec.naming import unknown
 
 __all__ = ["Row", "RunDirectory", "RunError", "environment", "find_runs"]
 
+TUNING = "tuning"
+"""Where trials are, under the root of the runs."""
 COLUMNS = ("after", "task", "name", "validation", "test")
 TRANSFER_COLUMNS = ("name", "validation", "test", "epochs")
 
@@ -93,7 +95,7 @@ class RunDirectory:
     def failure(self) -> str | None:
         """The traceback of a run that failed."""
         file = self.path / "FAILED"
-        return file.read_text(encoding="utf-8") if file.exists() else None
+        return file.read_text(encoding="utf-8", errors="replace") if file.exists() else None
 
     @property
     def checkpoint(self) -> Path:
@@ -220,12 +222,17 @@ class RunDirectory:
         if not file.exists():
             return []
         try:
-            lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
-            return [
+            text = file.read_text(encoding="utf-8")
+            if not text.endswith("\n"):
+                raise ValueError("its last line is cut")
+            found = [
                 Transferred(r["name"], float(r["validation"] or "nan"), float(r["test"]), int(r["epochs"]))
-                for r in lines
+                for r in csv.DictReader(text.splitlines())
             ]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            if not all(0 <= one.test <= 1 for one in found):
+                raise ValueError("an accuracy is no fraction")
+            return found
+        except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
             raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
 
     def matrix(self, split: str = "test") -> NDArray[np.float64]:
@@ -233,10 +240,10 @@ class RunDirectory:
         rows = self.rows()
         if split not in ("test", "validation"):
             raise ValueError(unknown("split", split, ["test", "validation"]))
-        tasks = max((row.task for row in rows), default=0)
+        tasks = min(max((row.task for row in rows), default=0), len(rows))  # a damaged number must not fill the memory
         matrix = np.full((tasks + 1, tasks), np.nan)
         last = np.nan
-        whole = all(0 <= row.after <= tasks and row.task >= 1 for row in rows)
+        whole = all(0 <= row.after <= tasks and 1 <= row.task <= tasks for row in rows)
         for row in rows if whole else ():
             matrix[row.after, row.task - 1] = getattr(row, split)
             last = row.test if row.after == row.task == tasks else last
@@ -276,8 +283,9 @@ def _shown(accuracy: float) -> str:
 
 
 def find_runs(root: Path) -> list[RunDirectory]:
-    """All run directories under `root`, sorted."""
-    return [RunDirectory(file.parent) for file in sorted(root.rglob("config.toml"))]
+    """All run directories under `root`, sorted, without the trials of a tuning: their seeds and strengths are not reported."""
+    files = sorted(root.rglob("config.toml"))
+    return [RunDirectory(file.parent) for file in files if file.relative_to(root).parts[0] != TUNING]
 
 
 def environment() -> dict[str, Any]:

@@ -37,11 +37,13 @@ __all__ = [
     "benchmark_names",
     "check_net",
     "condition",
+    "factors",
     "load_benchmark",
     "merged",
     "stacked",
     "training_of",
     "value_of",
+    "without_factors",
 ]
 
 FULL = "full"
@@ -163,9 +165,24 @@ def _without_twins(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[s
     return kept
 
 
+def factors(section: Mapping[str, Any]) -> dict[str, Any]:
+    """What a section multiplies."""
+    return {key: value for key, value in section.items() if _factor(value)}
+
+
+def without_factors(changes: Changes) -> Changes:
+    """The changes that give values of their own."""
+    plain = {s: {k: v for k, v in getattr(changes, s).items() if not _factor(v)} for s in ("stream", "net", "training")}
+    return changes.model_copy(update=plain)
+
+
+def _factor(value: Any) -> re.Match[str] | None:
+    return re.fullmatch(r"\*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
+
+
 def _times(below: Any, value: Any) -> Any:
     """The value, or so many times the number below it; a factor with no number below it stays, and is no valid number."""
-    factor = re.fullmatch(r"\*(\d+(?:\.\d+)?)", value) if isinstance(value, str) else None
+    factor = _factor(value)
     if factor is None or type(below) not in (int, float):
         return value
     product = below * float(factor[1])

@@ -253,7 +253,7 @@ class Learner(Trained):
         alone = phase == "theta_e" or (phase == "train" and number == 0 and (guarded is None or guarded.idle))
         if self.memo is not None and fit.epochs == 0 and alone:
             known = self.memo.path(fit)
-            if self.memo.recall(known, fit):
+            if known is not None and self.memo.recall(known, fit):
                 return fit
         self._fit, self._phase, self._name = fit, phase, name
         try:

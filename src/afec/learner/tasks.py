@@ -29,13 +29,15 @@ __all__ = [
 
 
 def _cosine(outputs: Tensor, targets: Tensor) -> Tensor:
-    return 1 - F.cosine_similarity(outputs, targets).mean()
+    # Near the origin a direction means nothing, and its gradient grows without bound: there the loss is linear.
+    return 1 - F.cosine_similarity(outputs, targets, eps=ORIGIN).mean()
 
 
 def _angular(outputs: Tensor, targets: Tensor) -> Tensor:
     return 1 - (outputs - targets).cos().mean()
 
 
+ORIGIN = 0.1
 CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": F.cross_entropy,
     "mse": F.mse_loss,

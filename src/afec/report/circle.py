@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ def draw_circles(
     # No pyplot: it keeps every figure alive and asks for a display.
     figure = Figure(figsize=(2.9 * len(columns), 3.15 * len(rows) + 0.7), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12)
+    wrapped = [textwrap.fill(line, 38 * len(columns)) for line in title.splitlines()]
+    figure.suptitle("\n".join(wrapped), fontsize=12 if len(columns) > 2 else 9)
     axes = figure.subplots(len(rows), len(columns), squeeze=False)
     for (name, panels), line in zip(rows, axes, strict=True):
         for panel, column, ax in zip(panels, columns, line, strict=True):

@@ -18,7 +18,7 @@ from afec.learner.tasks import HeadLoss, predict_in_chunks
 from afec.metrics import aac_curve, new_task_accuracy
 from afec.nets import MultiHead
 from afec.report.circle import Panel, draw_circles
-from afec.report.table import lines, readable
+from afec.report.table import lines, one_problem, readable
 from afec.streams import Task
 from afec.streams.regression import Arrangement
 
@@ -32,7 +32,8 @@ def draw_study(path: Path, runs: Runs) -> None:
     runs = [(config, run) for config, run in readable(runs) if run.done and config.method != "scratch"]
     if not runs:
         raise ValueError("there is no finished run to draw")
-    if runs[0][0].stream["name"].endswith("-regression"):
+    one_problem(runs)
+    if runs[0][0].stream["name"] in ("digits-regression", "cifar10-regression"):
         seed = min(run.seed for _, run in runs)
         draw_predictions(path, [(config, run) for config, run in runs if run.seed == seed])
     else:
@@ -49,7 +50,7 @@ def draw_predictions(path: Path, runs: Runs) -> None:
         panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
     names = [task.name for task in stream.tasks]
     title = (
-        f"{runs[0][0].benchmark}: where each method puts the images after learning {len(names)} arrangements in turn\n"
+        f"{runs[0][0].benchmark}: where each method puts the images after learning {len(names)} arrangements\n"
         f"(test images of one seed, {seed}; the colour is the true class, a ring its place; the table has the means over seeds)"
     )
     rows = [(name, [panel[number] for panel in panels]) for number, name in enumerate(names)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from afec.lab import RunConfig, RunDirectory
 from afec.report.paired import mean_and_std
-from afec.report.table import Line, lines, problems
+from afec.report.table import Line, lines, one_problem, problems
 from afec.report.trade_off import Curve, draw_trade_off
 
 __all__ = ["Series", "draw_strengths", "draw_trade_offs", "strengths"]
@@ -32,10 +33,8 @@ class Series:
 
 def strengths(runs: Runs) -> dict[str, list[Series]]:
     """The series of each regulariser (`ewc`, `mas`, …) that have at least two strengths; the runs must be of one problem."""
+    one_problem(runs)
     groups = problems(lines(runs))
-    if len(groups) > 1:
-        marks = "; ".join(mark for mark, _ in groups)
-        raise ValueError(f"these runs have different tasks or nets ({marks}); choose one with --where")
     found: dict[tuple[str, str], Series] = {}
     regulariser: dict[tuple[str, str], str] = {}
     for row in groups[0][1] if groups else []:
@@ -58,7 +57,21 @@ def strengths(runs: Runs) -> dict[str, list[Series]]:
             "there is no method with two strengths among the finished runs; run a grid first, e.g. "
             "`--set method.ewc.strength=10,100,1000`"
         )
+    for name, every in result.items():
+        _keep_common_seeds(name, every)
     return result
+
+
+def _keep_common_seeds(name: str, every: Sequence[Series]) -> None:
+    """A point of other seeds than its neighbour would be compared with it all the same."""
+    points = [row for series in every for row in series.points.values()]
+    common = set.intersection(*(set(row.metrics) for row in points))
+    if not common:
+        raise ValueError(
+            f"no seed has all strengths of {name}, with and without AFEC; run what is missing, or use --where"
+        )
+    for row in points:
+        row.metrics = {seed: values for seed, values in row.metrics.items() if seed in common}
 
 
 def draw_strengths(path: Path, runs: Runs) -> None:
@@ -79,14 +92,16 @@ def draw_strengths(path: Path, runs: Runs) -> None:
                 ax.plot(weights, mean, marker="o", markersize=4, color=colour, label=series.label)
                 low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
                 ax.fill_between(weights, low, high, color=colour, alpha=0.15, linewidth=0)
-            ax.set(title=f"{regulariser}: {title}", xscale="symlog" if 0 in every[0].points else "log")
+            ax.set(title=f"{regulariser}: {title}", xscale="symlog" if any(0 in one.points for one in every) else "log")
             ax.grid(color="0.92")
         axes[-1][column].set_xlabel("strength λ")
         axes[0][column].legend(fontsize=8)
     for row in range(len(PANELS)):
         axes[row][0].set_ylabel("test accuracy, %")
-    config, seeds = runs[0][0], len({run.seed for _, run in runs})
-    figure.suptitle(f"{config.benchmark}, {config.net['name']}, scale {config.scale}, {seeds} seeds (band: ± std)")
+    config = runs[0][0]
+    seeds = sorted({len(row.metrics) for every in found.values() for one in every for row in one.points.values()})
+    title = f"{config.benchmark}, {config.net['name']}, scale {config.scale}, {'/'.join(map(str, seeds))} seeds (band: ± std)"
+    figure.suptitle(textwrap.fill(title, 44 * len(found)), fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
 

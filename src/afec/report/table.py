@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from afec.lab import REFERENCES, RunConfig, RunDirectory, RunError
@@ -18,7 +20,18 @@ from afec.lab.config import differing
 from afec.metrics import summary
 from afec.report.paired import Paired, mean_and_std, paired
 
-__all__ = ["COLUMNS", "Line", "cells", "comparisons", "lines", "problems", "readable", "show_tables", "study_table"]
+__all__ = [
+    "COLUMNS",
+    "Line",
+    "cells",
+    "comparisons",
+    "lines",
+    "one_problem",
+    "problems",
+    "readable",
+    "show_tables",
+    "study_table",
+]
 
 COLUMNS = {
     "aac": "AAC",
@@ -106,9 +119,11 @@ def readable(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> list[tuple[RunCo
     for config, run in runs:
         try:
             if run.done:
-                run.matrix(), run.transfers()
+                _ = (run.seed, run.epochs, run.samples, run.transfers(), _metrics(config, run.matrix(), None))
         except RunError as error:
             warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=3)
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            warnings.warn(f"skipped: {run.path} is damaged ({error!r})", RuntimeWarning, stacklevel=3)
         else:
             found.append((config, run))
     return found
@@ -128,7 +143,10 @@ def _scratch_on_disk(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> list[tup
     found = {}
     for config, run in runs:
         alone = replace(config, method="scratch", variant="", settings={})
-        found[alone.benchmark, alone.hash, run.seed] = (alone, RunDirectory.of(run.path.parents[3], alone, run.seed))
+        found[alone.benchmark, alone.hash, run.seed] = (
+            alone,
+            RunDirectory.of(run.path.resolve().parents[3], alone, run.seed),
+        )
     return list(found.values())
 
 
@@ -160,9 +178,10 @@ def problems(rows: Sequence[Line]) -> list[tuple[str, list[Line]]]:
         groups.setdefault(row.problem, []).append(row)
     for group in groups.values():  # what all rows of a group share need not stand in each
         _tell_apart(group)
+    firsts = [group[0].config for group in groups.values()]
     flat = [
-        {**group[0].config.stream, **{f"net {k}": v for k, v in group[0].config.net.items()}}
-        for group in groups.values()
+        {"benchmark": c.benchmark, "scale": c.scale, **c.stream, **{f"net {k}": v for k, v in c.net.items()}}
+        for c in firsts
     ]
     every = dict.fromkeys(key for keys in flat for key in keys)
     differing = [key for key in every if any(keys.get(key) != flat[0].get(key) for keys in flat)]
@@ -170,7 +189,16 @@ def problems(rows: Sequence[Line]) -> list[tuple[str, list[Line]]]:
         ", ".join(f"{key.removesuffix(' name')} {keys[key]}" for key in differing if key in keys and key != "name")
         for keys in flat
     ]
+    if len(groups) == 1 and "setting" in firsts[0].stream:  # a table by itself says it as well
+        marks = [f"setting {firsts[0].stream['setting']}, net {firsts[0].net['name']}"]
     return list(zip(marks, groups.values(), strict=True))
+
+
+def one_problem(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:
+    """Raise where the runs have different tasks or nets: a figure shows what can be compared."""
+    marks = [mark for mark, _ in problems([Line(config) for config, _ in runs])]
+    if len(marks) > 1:
+        raise ValueError(f"these runs have different tasks or nets ({'; '.join(marks)}); choose one with --where")
 
 
 def cells(rows: Sequence[Line], mark: str = "") -> tuple[str, list[str], list[list[str]]]:
@@ -193,11 +221,11 @@ def cells(rows: Sequence[Line], mark: str = "") -> tuple[str, list[str], list[li
 def study_table(rows: Sequence[Line], mark: str = "") -> Table:
     """The table on a terminal, the best method's numbers in bold."""
     title, head, body = cells(rows, mark)
-    table = Table(title=title)
+    table = Table(title=escape(title))
     for name in head:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for line in body:
-        table.add_row(*line)
+        table.add_row(escape(line[0]), *line[1:])
     return table
 
 

@@ -42,7 +42,7 @@ def cifar10_regression(
         loss: `mse` or `cosine`.
     """
     if augment not in AUGMENTATIONS:
-        raise ValueError(f"cifar10_regression: {unknown('augmentation', augment, AUGMENTATIONS)}")
+        raise ValueError(unknown("augmentation", augment, AUGMENTATIONS))
     cifar = load_cifar10()
     known, tests = len(cifar.train_images), len(cifar.test_images)
     if train < 1 or validation < 1 or train + validation > known or not 1 <= test <= tests:

@@ -25,7 +25,7 @@ __all__ = ["POSITIONS", "ROTATIONS", "SETTINGS", "Arrangement", "Output", "regre
 
 POSITIONS = 10
 ROTATIONS = (60, 120, 180, 240, 300)
-"""Of the transfer tasks, in degrees. None is a multiple of 36: answers are read against the rotated positions."""
+"""Of the transfer tasks, in degrees. Most are no multiples of 36: answers are read against the rotated positions."""
 SETTINGS = {"two-task": 2, "ten-task": 10, "transfer": 2}
 """The settings of the paper's Table 1, and how many tasks are learned one after the other."""
 
@@ -111,14 +111,14 @@ def regression(
         augment: changes images at random in training.
     """
     if setting not in SETTINGS:
-        raise ValueError(f"{name}: {unknown('setting', setting, SETTINGS)}")
+        raise ValueError(unknown("setting", setting, SETTINGS))
     if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 0:
         raise ValueError(
             f"{name} got tasks={tasks!r}; it takes a number of arrangements, or 0 for as many as the setting has"
         )
     for what, given, kinds in (("output", output, get_args(Output)), ("loss", loss, get_args(Loss))):
         if given not in kinds:
-            raise ValueError(f"{name}: {unknown(what, given, kinds)}")
+            raise ValueError(unknown(what, given, kinds))
     if (highest := max(int(split.targets.max()) for split in splits)) >= POSITIONS:
         raise ValueError(
             f"{name} puts at most {POSITIONS} classes, 0 to {POSITIONS - 1}, on the circle; got class {highest}"
