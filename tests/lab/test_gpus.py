@@ -10,7 +10,7 @@ from small_lab import quick_config, quick_file
 
 from afec.cli import main
 from afec.lab import Job, RunDirectory, available_cores, engine, execute, plan, run
-from afec.lab.directory import environment
+from afec.lab.environment import environment
 from afec.lab.gpus import default_workers, shared_gpus
 from afec.lab.workers import Workers
 from small_processes import heard, tell_gpu

@@ -18,7 +18,9 @@ from small_lab import quick_config
 
 from afec.lab import RunConfig, RunDirectory, RunError, build, find_runs, run
 from afec.lab import directory as directory_module
-from afec.lab.directory import COLUMNS, Row, environment
+from afec.lab import environment as environment_module
+from afec.lab.directory import COLUMNS, Row
+from afec.lab.environment import environment
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def test_the_commit_is_that_of_our_own_checkout_and_of_no_other(tmp_path, monkey
     file.parent.mkdir()
     file.write_text("")
     (tmp_path / "theirs").write_text("")
-    monkeypatch.setattr(directory_module, "__file__", str(file))
+    monkeypatch.setattr(environment_module, "__file__", str(file))
     assert environment()["commit"] == ""  # no repository at all
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "theirs")

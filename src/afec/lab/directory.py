@@ -19,29 +19,24 @@ import csv
 import io
 import json
 import os
-import platform
 import shutil
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from afec.files import FileError, load_tree, save_tree, write_text
 from afec.lab.config import RunConfig
+from afec.lab.environment import environment
 from afec.lab.lock import locked
 from afec.learner import Transferred
-from afec.learner.machine import processor
 from afec.naming import unknown
 
-__all__ = ["Row", "RunDirectory", "RunError", "environment", "find_runs"]
+__all__ = ["Row", "RunDirectory", "RunError", "find_runs"]
 
 TUNING = "tuning"
 """Where trials are, under the root of the runs."""
@@ -286,36 +281,3 @@ def find_runs(root: Path) -> list[RunDirectory]:
     """All run directories under `root`, sorted, without the trials of a tuning: their seeds and strengths are not reported."""
     files = sorted(root.rglob("config.toml"))
     return [RunDirectory(file.parent) for file in files if file.relative_to(root).parts[0] != TUNING]
-
-
-def environment() -> dict[str, Any]:
-    """Versions, commit and host."""
-    return {
-        "afec": metadata.version("afec"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "commit": _commit(),
-        "host": platform.node(),
-        "machine": platform.machine(),
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "pid": os.getpid(),
-    }
-
-
-def _commit() -> str:
-    """The commit of our own checkout, with a mark if it was changed since; empty for an installed package."""
-    git, here = shutil.which("git"), Path(__file__)
-
-    def ask(*words: str) -> str | None:
-        asked = subprocess.run([str(git), *words], cwd=here.parent, capture_output=True, text=True, check=False)
-        return asked.stdout.strip() if asked.returncode == 0 else None
-
-    # A package installed inside somebody's repository is not part of it.
-    if git is None or ask("ls-files", "--error-unmatch", here.name) is None:
-        return ""
-    changed = ask("status", "--porcelain", "--untracked-files=no")
-    return f"{ask('rev-parse', 'HEAD')}{'+changed' if changed else ''}"

@@ -2,8 +2,7 @@
 
 The paper's procedure is λ first, without AFEC; then λ_e (or β) with that λ kept. Every trial is an ordinary run directory on
 seeds that are not reported, so a tuning that is stopped goes on where it was, and nothing is run twice. Only validation
-accuracy is looked at. A grid of λ belongs to a Fisher kind: under another kind it is converted where that is right on average
-(`batched` of B samples and `empirical` differ by B), and refused otherwise.
+accuracy is looked at.
 """
 
 from __future__ import annotations
@@ -23,26 +22,22 @@ from typing import Any, Literal
 
 import tomli_w
 
-from afec.gaussian import beta_from_forgetting, forgetting_from_beta
+from afec.gaussian import forgetting_from_beta
 from afec.lab.config import REFERENCES, RunConfig, resolve
 from afec.lab.directory import RunError
 from afec.lab.engine import Job, Outcome, Watcher, execute, marked
+from afec.lab.grids import Space, search_space
 from afec.lab.hold_out import holding_out
 from afec.lab.spec import FULL, TWINS, Benchmark, SpecError, merged
 from afec.lab.study import check_buildable, has_validation
-from afec.methods.expression import METHODS, terms_of
-from afec.methods.presets import settings as preset_settings
+from afec.methods.expression import terms_of
 from afec.metrics import aac
 from afec.randomness import seed_from
 
 __all__ = ["Plan", "Space", "Stage", "Trial", "Tuned", "planned", "search_space", "stages", "trials_of", "tune"]
 
-Space = dict[str, tuple[float, ...]]
-"""The values of each setting, by `term.setting`."""
-
 Run = Callable[[Sequence[Job]], list[Outcome]]
 Search = Literal["grid", "tpe"]
-TRUE_KINDS = {"auto", "exact", "sample"}
 TPE_TRIALS = 20
 BATCH = 4  # trials that TPE is asked for at once, whatever the number of workers: the same trials everywhere
 
@@ -104,51 +99,6 @@ class Tuned:
             for place, score in enumerate(trial.scores or (math.nan,)):
                 writer.writerow([trial.stage, settings, place, f"{score:.6f}"])
         return text.getvalue()
-
-
-def search_space(benchmark: Benchmark, config: RunConfig, term: str, *, beta: bool = False) -> Space:
-    """The grid of one term of a method, for the Fisher kind that the run will use."""
-    given = dict(benchmark.tune.get(term, {}))
-    if term == "afec":
-        given.pop("forgetting" if beta else "beta", None)
-    if not given.keys() - {"fisher", "fisher_batch"}:
-        example = "strength = [1, 10, 100]" if term != "afec" else "forgetting = [0.1, 1, 10]"
-        raise SpecError(
-            f"{benchmark.name} has no grid for {term}{' in β' if beta and term == 'afec' else ''}: give one in its file, "
-            f"[tune.{term}] {'beta = [0.1, 0.5, 0.9]' if beta and term == 'afec' else example}, with "
-            'fisher = "…" where these values belong to a Fisher kind'
-        )
-    if not all(value < 1 for value in given.get("beta", ())):
-        raise SpecError(f"{benchmark.name}: tune.{term}.beta: β lies in [0, 1); got {given['beta']}")
-    factor = _factor(benchmark.name, term, given, config.settings.get(term, {}))
-    grids = {key: value for key, value in given.items() if key not in ("fisher", "fisher_batch")}
-    return {f"{term}.{key}": tuple(_times(factor, key, float(v)) for v in values) for key, values in grids.items()}
-
-
-def _times(factor: float, key: str, value: float) -> float:
-    """A value of the grid under another Fisher kind: λ and λ_e are multiplied, β is the one of the multiplied λ_e."""
-    if key == "beta" and factor != 1:
-        return beta_from_forgetting(factor * forgetting_from_beta(value))
-    return factor * value if key in ("strength", "forgetting") else value
-
-
-def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
-    """What the grid's λ are multiplied by under the run's own Fisher kind."""
-    if "fisher" not in METHODS[term].settings or "fisher" not in grid:
-        return 1.0
-    given = {key: settings.get(key) for key in ("fisher", "fisher_batch")}
-    own = preset_settings(term, settings.get("preset", "default"), **given)
-    there, here = str(grid["fisher"]), str(own["fisher"])
-    if {there, here} <= TRUE_KINDS:
-        return 1.0
-    if {there, here} <= {"batched", "empirical"}:
-        # The squared mean of B gradients is about 1/B of the mean square, so its λ is about B times as large.
-        size = {"empirical": 1.0, "batched": float(own["fisher_batch"])}[here]
-        return size / {"empirical": 1.0, "batched": float(grid.get("fisher_batch", 20))}[there]
-    raise SpecError(
-        f"the grid of {term} in {name} belongs to the `{there}` Fisher, and this run uses `{here}`: their λ are different "
-        f'numbers and cannot be converted. Use --set method.{term}.fisher={there}, or a grid with fisher = "{here}"'
-    )
 
 
 def stages(config: RunConfig, *, together: bool) -> list[tuple[str, list[str]]]:
