@@ -11,7 +11,7 @@ import torch
 from small_lab import quick, quick_config
 
 from afec.files import load_tree
-from afec.lab import RunDirectory, build, resolve, run
+from afec.lab import Job, RunDirectory, build, execute, resolve, run
 from afec.lab import run as run_function
 from afec.learner import Learner, NotFiniteError
 from afec.methods.expression import make_guard
@@ -286,6 +286,17 @@ def test_a_run_that_was_stopped_just_before_its_end_is_only_finished(tmp_path, m
     run(config, 0, tmp_path, on_phase=lambda phase: pytest.fail("nothing is left to learn"))
     assert directory.done
     assert (directory.path / "accuracy.csv").read_bytes() == (whole("ewc+afec").path / "accuracy.csv").read_bytes()
+
+
+def test_what_a_kill_has_left_of_a_finished_run_is_removed(in_process, tmp_path):
+    config = quick_config("ewc", "tiny")
+    found = run(config, 0, tmp_path)
+    whole = {file.name: file.read_bytes() for file in found.path.iterdir() if file.is_file()}
+    for again in (lambda: run(config, 0, tmp_path), lambda: execute([Job(config, 0)], tmp_path, 1)):
+        for name in ("checkpoint.safetensors", "checkpoint-before.safetensors", ".0123456789abcdef.tmp", "FAILED"):
+            (found.path / name).write_text("killed between DONE and this")
+        again()
+        assert {file.name: file.read_bytes() for file in found.path.iterdir() if file.is_file()} == whole
 
 
 def test_divergence_is_an_error(tmp_path):

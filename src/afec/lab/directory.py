@@ -190,6 +190,10 @@ class RunDirectory:
     def finish(self, cost: dict[str, Any]) -> None:
         """The run is whole."""
         write_text(self.path / "DONE", json.dumps(cost) + "\n")
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what a finished run needs no more; it may have been killed before it could."""
         for pattern in ("checkpoint*", ".*.tmp", "FAILED"):  # also what a killed process was about to write
             for file in self.path.rglob(pattern):
                 file.unlink(missing_ok=True)

@@ -119,6 +119,7 @@ def execute(
     for place, job in enumerate(jobs):
         directory = RunDirectory.of(root, job.config, job.seed)
         if directory.done:
+            directory.tidy()
             outcomes[place] = Outcome(job, directory, None, fresh=False)
             _log(board, directory)
             if watcher:

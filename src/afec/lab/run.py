@@ -67,6 +67,7 @@ def run(
     """
     directory = RunDirectory.of(root, config, seed)
     if directory.done:
+        directory.tidy()
         return directory
     with directory.locked(on_wait):
         if not directory.done:  # another process may have done it meanwhile
