@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from afec.cli import main
+from afec.cli.reports import check_arguments
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "results").glob("**/*.md"))]
@@ -68,6 +69,7 @@ def test_commands_exist(page, workplace, monkeypatch, capsys):
     monkeypatch.setattr(
         "afec.cli.work.tune", lambda *arguments: arguments[-1].write_text("[method.ewc]\nstrength = 1\n")
     )
+    monkeypatch.setattr("afec.cli.reports.report", lambda console, runs, *arguments: check_arguments(*arguments))
     for command in commands(page):
         if command[0] == "make":
             subprocess.run(["make", "--dry-run", *command[1:]], cwd=ROOT, check=True, capture_output=True)

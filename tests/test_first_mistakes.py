@@ -22,7 +22,11 @@ def task(split=GOOD, **changes):
 @pytest.mark.parametrize(
     ("split", "changes", "message"),
     [
-        (GOOD, {"loss": "crossentropy"}, "must be 'cross_entropy' or 'mse'; got 'crossentropy'"),
+        (
+            GOOD,
+            {"loss": "crossentropy"},
+            "must be one of 'cross_entropy', 'mse', 'cosine', 'angular'; got 'crossentropy'",
+        ),
         (GOOD, {"outputs": 2}, "has classes 0 to 2, but the task has outputs=2: classes are 0 to 1"),
         (Split(X, CLASSES.float()), {}, "needs class numbers as targets, int64 of shape (samples,); got torch.float32"),
         (Split(X, CLASSES[:, None]), {}, "got torch.int64 of shape (6, 1)"),

@@ -27,19 +27,14 @@ Runs = list[tuple[RunConfig, RunDirectory]]
 
 def report(console: Console, root: Path, figure: str | None, out: Path | None, where: list[str]) -> None:
     """Print the tables of the finished runs under `root`, or write them, or one figure, into `out`."""
-    if figure is not None and figure not in FIGURES:
-        raise SpecError(f"--figure {figure}: {unknown('figure', figure, FIGURES)}")
-    if figure is not None and (out is None or out.suffix in TABLES):
-        raise SpecError(f"--figure {figure}: give the file to draw it into, e.g. -o {figure}.png")
-    if out and out.suffix not in (*PICTURES, *TABLES):
-        raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PICTURES, *TABLES))}")
+    check_arguments(figure, out, where)
     if not root.is_dir():
         raise RunError(f"there is no directory {root}; give the one that `afec run` wrote to")
     found, states = chosen(root, where)
     done = [(config, run) for config, run in found if run.done]
     if not done:
         raise RunError(
-            f"no finished run under {root} fits{' ' + ' '.join(where) if where else ''}; {_in_words(states)}"
+            f"no finished run under {root} fits{' ' + ' '.join(where) if where else ''}; there is: {_in_words(states)}"
         )
     if out is None:
         show_tables(console, done)
@@ -53,6 +48,18 @@ def report(console: Console, root: Path, figure: str | None, out: Path | None, w
             raise SpecError(f"--figure {figure or 'study'}: {error}") from error
         console.print(f"picture: {out}", highlight=False, soft_wrap=True)
     console.print(_in_words(states), highlight=False, soft_wrap=True)
+
+
+def check_arguments(figure: str | None, out: Path | None, where: list[str]) -> None:
+    """Before any directory is read."""
+    if figure is not None and figure not in FIGURES:
+        raise SpecError(f"--figure {figure}: {unknown('figure', figure, FIGURES)}")
+    if figure is not None and (out is None or out.suffix in TABLES):
+        raise SpecError(f"--figure {figure}: give the file to draw it into, e.g. -o {figure}.png")
+    if out and out.suffix not in (*PICTURES, *TABLES):
+        raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PICTURES, *TABLES))}")
+    for text in where:
+        _condition(text)
 
 
 def chosen(root: Path, where: list[str]) -> tuple[Runs, Counter[str]]:
@@ -110,6 +117,5 @@ def _value(config: RunConfig, run: RunDirectory, path: list[str]) -> object:
 
 
 def _in_words(states: Counter[str]) -> str:
-    return ", ".join(
-        f"{states[state]} {state}" for state in ("finished", "unfinished", "failed", "damaged") if states[state]
-    )
+    kinds = ("finished", "unfinished", "failed", "damaged")
+    return ", ".join(f"{states[kind]} {kind}" for kind in kinds if states[kind]) or "none at all"
