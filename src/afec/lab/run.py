@@ -34,12 +34,16 @@ def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
         stream = held_out(stream, config.stream[HOLD_OUT], seed)
     if stream.scenario != "task":
         raise ValueError(f"{stream.name} has the scenario '{stream.scenario}'; the learner knows 'task' only, so far")
+    return stream, _new_net(config, stream, seed)
+
+
+def _new_net(config: RunConfig, stream: Stream, seed: int) -> MultiHead:
+    """The seed's net before any learning."""
     backbone = {key: value for key, value in config.net.items() if key not in ("name", "zero_heads")}
     with forked(seed_from("net", seed)):
-        net = MultiHead(
+        return MultiHead(
             make_backbone(config.net["name"], **backbone), stream.outputs, zero=config.net.get("zero_heads", False)
         )
-    return stream, net
 
 
 def run(
@@ -148,7 +152,7 @@ class _Run:
 
     def _learn_alone(self, number: int) -> Learned:
         """From the random initial weights, with the head that the task has in every other run."""
-        _, net = build(self.config, self.seed)
+        net = _new_net(self.config, self.stream, self.seed)
         alone = MultiHead(net.backbone, [self.stream.outputs[number]])
         alone.heads[0].load_state_dict(net.heads[number].state_dict())
         self.learner = self._learner(alone, "scratch")
@@ -215,7 +219,7 @@ class _Run:
             try:
                 self.learner.load_state_dict(state["learner"])
             except Exception:  # a part of it may be in the net
-                self.learner = self._learner(build(self.config, self.seed)[1], self.config.method)
+                self.learner = self._learner(_new_net(self.config, self.stream, self.seed), self.config.method)
                 raise
         self.rows, self.tasks_done, self.spent = rows, done, spent
 

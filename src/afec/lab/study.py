@@ -41,25 +41,12 @@ def plan(
     return marked([Job(config, seed) for seed in seeds for config in unique])
 
 
-def _check_shapes(job: Job) -> None:
-    """One image through the net."""
-    try:
-        stream, net = build(job.config, job.seed)
-        task = stream.tasks[0]
-        image = task.train.inputs[:1]
-        with torch.no_grad():
-            net.eval()(image if task.prepare is None else task.prepare(image), task=0)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise SpecError(f"{job.config.benchmark}: {error}") from error
-
-
 def check_buildable(jobs: Sequence[Job]) -> None:
     """Make stream and net of each kind once, so that a value that cannot be is said before anything runs."""
     kinds: dict[str, list[Job]] = {}
     for job in jobs:
         kinds.setdefault(repr((job.config.stream, job.config.net)), []).append(job)
     for alike in kinds.values():
-        _check_shapes(alike[0])
         validates = has_validation(alike[0])
         for job in {repr((job.config.training, job.device)): job for job in alike}.values():
             job.config.machine_on(job.device)
@@ -71,9 +58,13 @@ def check_buildable(jobs: Sequence[Job]) -> None:
 
 
 def has_validation(job: Job) -> bool:
-    """Whether every task has validation data; makes stream and net, and says which value they cannot be made with."""
+    """Whether every task has validation data; makes stream and net, sends one image through it, and says what cannot be."""
     try:
-        stream, _ = build(job.config, job.seed)
+        stream, net = build(job.config, job.seed)
+        task = stream.tasks[0]
+        image = task.train.inputs[:1]
+        with torch.no_grad():
+            net.eval()(image if task.prepare is None else task.prepare(image), task=0)
     except (ValueError, TypeError, RuntimeError) as error:
         raise SpecError(f"{job.config.benchmark}: {error}") from error
     return all(task.validation is not None for task in (*stream.tasks, *stream.transfer))

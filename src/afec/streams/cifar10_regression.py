@@ -7,13 +7,13 @@ import torch
 from afec.data import load_cifar10
 from afec.naming import unknown
 from afec.randomness import seed_from
-from afec.streams.images import CropFlip, Normalise
+from afec.streams.cifar import CIFAR10_COLOURS
+from afec.streams.images import CropFlip
 from afec.streams.regression import regression
 from afec.streams.task import Split, Stream
 
-__all__ = ["NORMALISE", "cifar10_regression"]
+__all__ = ["cifar10_regression"]
 
-NORMALISE = Normalise(mean=(125.3 / 255, 123.0 / 255, 113.9 / 255), std=(63.0 / 255, 62.1 / 255, 66.7 / 255))
 AUGMENTATIONS = {"none": None, "crop-flip": CropFlip(padding=4)}
 
 
@@ -58,5 +58,5 @@ def cifar10_regression(
     )  # or all 30 MB would stay in memory
     return regression(
         "cifar10-regression", seed, (learn, tune, exam), setting=setting, tasks=tasks, output=output, loss=loss,
-        prepare=NORMALISE, augment=AUGMENTATIONS[augment],
+        prepare=CIFAR10_COLOURS, augment=AUGMENTATIONS[augment],
     )  # fmt: skip
