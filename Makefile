@@ -6,7 +6,7 @@ SOURCES := pyproject.toml constraints.txt
 # One process per core, one thread each.
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: demo test quick bench study clean
+.PHONY: demo test quick bench study grid docs clean
 
 demo: .venv/core
 	$(BIN)/afec run digits-regression --method finetune ewc ewc@equal-compute ewc+afec --seeds 5 \
@@ -26,6 +26,17 @@ bench: .venv/dev
 
 study: .venv/core
 	$(BIN)/python results/digits-regression/study.py
+
+# Every method on every stream of small images, at `smoke` and on the real files (AFEC_DATA, docs/data.md).
+grid: .venv/core
+	$(BIN)/afec run cifar100-sc cifar100 cifar10-100 omniglot --scale smoke --seeds 1 --runs grid-output/runs \
+		--method finetune ewc mas si rwalk ewc+afec mas+afec si+afec rwalk+afec
+	$(BIN)/afec report grid-output/runs -o results/grid/grid.md
+	$(BIN)/afec report grid-output/runs -o results/grid/grid.csv
+
+docs: .venv/dev
+	$(BIN)/python docs/figures/active_forgetting.py
+	$(BIN)/python -m mkdocs build --strict --site-dir build/docs
 
 # torch first and by itself: the constraint then decides which build everything else finds.
 .venv/core: $(SOURCES)

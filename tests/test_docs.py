@@ -18,7 +18,7 @@ from afec.cli import main
 from afec.cli.reports import check_arguments
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "results").glob("**/*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "results").glob("**/*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -100,6 +100,27 @@ def test_quick_commands_run(page, workplace):
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        there = page.parent / target if target else page
+        assert there.exists(), f"{name(page)} links to {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{name(page)} links to #{anchor} of {name(there.resolve())}"
+
+
+def anchors(page: Path) -> list[str]:
+    """What headings are called in links: lower case, without marks, dashes for blanks."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), flags=re.M)
+    return [re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings]
+
+
+def test_the_pages_make_a_site(tmp_path):
+    """`make docs`: strict, so that a page that is in no menu and a link that leads nowhere fail it."""
+    pytest.importorskip("mkdocs", reason="mkdocs is part of afec[dev]")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    made = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert (tmp_path / "site" / "methods" / "afec" / "index.html").exists()
+    menu = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").glob("**/*.md"))
