@@ -7,6 +7,7 @@ neighbours mean anything.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def later_tasks(run: RunDirectory) -> float:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     try:
         print(f"loading CIFAR-100: {loading():.2f} s (goal: under 2)")
     except DataError as error:
