@@ -152,12 +152,16 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _make(folder: Path, name: str, files: Sequence[Path], short: int, fingerprint: str) -> None:
-    work = folder.with_name(f".{secrets.token_hex(8)}.tmp")
+    for left in folder.parent.glob(
+        f".{folder.name}.*.tmp"
+    ):  # of a process that was killed: nobody else is at work here
+        shutil.rmtree(left, ignore_errors=True)
+    work = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     try:
         work.mkdir(parents=True)
         index = _decoded(work, name, files, short)
         save_tree(work / "index.safetensors", {"format": FORMAT, "fingerprint": fingerprint, "short": short, **index})
-        old = folder.with_name(f".{secrets.token_hex(8)}.tmp")
+        old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
         if folder.exists():  # of other files, or damaged; who has it open keeps it open
             folder.rename(old)
         work.rename(folder)

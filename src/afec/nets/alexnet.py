@@ -10,12 +10,13 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from afec.data.catalogue import ALEXNET, ALEXNET_CONV
 from afec.data.root import DataError, data_root
 from afec.data.weights import load_weights, sha256
 
 __all__ = ["FILES", "AlexNet"]
 
-FILES = ("alexnet-owt-7be5be79.pth", "alexnet_conv_imagenet_fp16.pth")
+FILES = (ALEXNET, ALEXNET_CONV)
 """What is looked for in the data directory: torchvision's file, and one of its convolutions alone."""
 HEAD = ("classifier.6.weight", "classifier.6.bias")
 SMALLEST = 63  # pixels: below, nothing is left to pool
@@ -71,7 +72,7 @@ class AlexNet(nn.Module):
             nn.Linear(hidden, hidden),
             nn.ReLU(),
         )
-        self.origin = "all layers at random"
+        self.origin = "at random in all layers"
         """Where the initial weights are from, in words."""
         if pretrained != "none":
             self.origin = _take(self, _file(weights), pretrained)

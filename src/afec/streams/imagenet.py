@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from afec.data.cache import open_images
 from afec.data.image_folder import class_names, open_image_folder, place_of, read_class_list
 from afec.data.root import DataError, data_root
 from afec.naming import unknown
-from afec.streams.cub import check_classes, check_large
+from afec.streams.cub import check_large
 from afec.streams.images import Normalise
 from afec.streams.photographs import Photographs, blocks_of, stored_short
 from afec.streams.task import Stream
@@ -65,11 +66,11 @@ def imagenet100(
         )
     names = _chosen(choose, class_names(path), path, root)
     check_large("imagenet100", tasks, classes, len(names), size, images)
-    data = open_image_folder(path, names)
-    check_classes("imagenet100", data.labels, data.for_training, data.names)
+    data = open_image_folder(path, sorted(names))  # the cache is the same for every order
+    labels = torch.tensor([names.index(name) for name in data.names])[data.labels]
     key = hashlib.blake2b("\n".join([str(path.absolute()), *sorted(names)]).encode(), digest_size=4).hexdigest()
     pixels = open_images(f"{path.name}-{key}", data.files, data.base, stored_short(size), root)
-    make = Photographs(pixels, data.labels, data.for_training, size, COLOURS, seed, images)
+    make = Photographs(pixels, labels, data.for_training, size, COLOURS, seed, images)
     blocks = blocks_of(len(names), classes, seed if order == "seed" else None)[:tasks]
     found = [make(f"things {number + 1}", block) for number, block in enumerate(blocks)]
     return Stream("imagenet100", tuple(found), scenario="task")
