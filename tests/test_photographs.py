@@ -102,8 +102,9 @@ def test_draws_are_spread_as_they_should_be(images):
     areas, ratios = high * wide / 1e6, wide / high
     assert 0.079 < areas.min() < 0.09
     assert areas.max() > 0.97
-    # Large parts of an odd ratio do not fit and are drawn again, so the mean is somewhat below (0.08 + 1) / 2.
-    assert 0.49 < areas.mean() < 0.54
+    # Large parts of an odd ratio do not fit and are drawn again, so the mean is below (0.08 + 1) / 2: of 200,000 draws in a
+    # plain loop of floats, one after the other, it was 0.477.
+    assert abs(areas.mean() - 0.477) < 0.012
     assert abs(ratios.log().mean()) < 0.01
     assert ratios.min() > 0.749
     assert ratios.max() < 1.335

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from official_layouts import write_cub, write_image_folder
 from torch import nn
 
 from afec.cli import main
@@ -22,10 +22,6 @@ from afec.learner import Fit, Learner, Machine, Memo, Schedule
 from afec.learner.tasks import Batches, HeadLoss
 from afec.nets import MultiHead, make_backbone
 from afec.report.table import Line, problems
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from official_layouts import write_cub, write_image_folder
-
 from afec.streams.cub import cub200
 
 REAL = Path(os.environ.get("AFEC_DATA", "no data"))
