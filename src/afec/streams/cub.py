@@ -19,13 +19,12 @@ from afec.data.cub import CLASSES, CUB, load_cub
 from afec.data.root import DataError
 from afec.naming import unknown
 from afec.streams.images import Normalise
-from afec.streams.photographs import Photographs, blocks_of, stored_short
+from afec.streams.photographs import Photographs, blocks_of, check_large, stored_short
 from afec.streams.task import Stream
 
 __all__ = ["cub200"]
 
 COLOURS = Normalise((0.485, 0.500, 0.432), (0.232, 0.227, 0.266))
-FEWEST = 2  # images of a class: one to train on and one to test on
 
 
 def cub200(
@@ -54,7 +53,7 @@ def cub200(
         raise ValueError(f"cub200 got split={split!r}: {unknown('split', str(split), ['official', 'paper'])}")
     data = load_cub(root)
     learn = data.for_training if split == "paper" else _four_fifths(data)
-    check_classes("cub200", data.labels, learn, data.names)
+    _check_classes(data, learn)
     pixels = open_images("cub200", data.files, data.base, stored_short(size), root)
     make = Photographs(pixels, data.labels, learn, size, COLOURS, seed, images)
     found = [
@@ -72,33 +71,14 @@ def _four_fifths(data: CUB) -> Tensor:
     return learn
 
 
-def check_classes(stream: str, labels: Tensor, learn: Tensor, names: tuple[str, ...]) -> None:
+def _check_classes(data: CUB, learn: Tensor) -> None:
     """Raise where a class has nothing to train on or nothing to test on."""
-    for part, rows, what in (("train", labels[learn], "training"), ("test", labels[~learn], "the test")):
-        counts = torch.bincount(rows, minlength=len(names))
+    for rows, what in ((data.labels[learn], "training"), (data.labels[~learn], "the test")):
+        counts = torch.bincount(rows, minlength=len(data.names))
         if (counts == 0).any():
             number = int((counts == 0).nonzero()[0])
-            total = int((labels == number).sum())
+            total = int((data.labels == number).sum())
             raise DataError(
-                f"{stream}: the class {names[number]} has too few images: {total}, and none of them for {what}; "
-                f"it needs at least {FEWEST}, one to train on and one to test on. Get the dataset anew, or add images to {part}"
+                f"cub200: the class {data.names[number]} has too few images: {total}, and none of them for {what}; it needs at "
+                "least one to train on and one to test on. Get the dataset anew: `afec data get cub200 --again`"
             )
-
-
-def check_large(stream: str, tasks: int | None, classes: int, known: int, size: int, images: int | None) -> None:
-    """Raise for options of a stream of large images that cannot be."""
-    if not isinstance(classes, int) or not 2 <= classes <= known:
-        raise ValueError(f"{stream} got classes={classes!r}; a task has from 2 to all {known} of the classes")
-    if known % classes:
-        raise ValueError(
-            f"{stream} got classes={classes}, which does not divide its {known} classes into tasks of one size"
-        )
-    if tasks is not None and (not isinstance(tasks, int) or not 1 <= tasks <= known // classes):
-        most = known // classes
-        raise ValueError(f"{stream} got tasks={tasks!r}; it has {most} tasks, so give a number from 1 to {most}")
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"{stream} got size={size!r}; give the pixels of one side that a net is given, such as 224")
-    if images is not None and (not isinstance(images, int) or images < 1):
-        raise ValueError(
-            f"{stream} got images={images!r}; give how many images of a task to train on at most, from 1 on"
-        )

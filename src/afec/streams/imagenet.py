@@ -19,9 +19,8 @@ from afec.data.cache import open_images
 from afec.data.image_folder import class_names, open_image_folder, place_of, read_class_list
 from afec.data.root import DataError, data_root
 from afec.naming import unknown
-from afec.streams.cub import check_large
 from afec.streams.images import Normalise
-from afec.streams.photographs import Photographs, blocks_of, stored_short
+from afec.streams.photographs import Photographs, blocks_of, check_large, stored_short
 from afec.streams.task import Stream
 
 __all__ = ["imagenet100"]

@@ -19,7 +19,7 @@ from afec.data.cache import ImageCache
 from afec.streams.images import Normalise
 from afec.streams.task import Split, Task
 
-__all__ = ["CentreCrop", "Photographs", "RandomResizedCrop", "blocks_of", "stored_short"]
+__all__ = ["CentreCrop", "Photographs", "RandomResizedCrop", "blocks_of", "check_large", "stored_short"]
 
 TRIES = 10
 CHUNK = (
@@ -174,3 +174,22 @@ def blocks_of(classes: int, size: int, seed: int | None) -> list[list[int]]:
         np.random.RandomState(seed).shuffle(places)
     at = np.argsort(places)  # class c goes to place places[c]
     return [[int(c) for c in at[start : start + size]] for start in range(0, classes - size + 1, size)]
+
+
+def check_large(stream: str, tasks: int | None, classes: int, known: int, size: int, images: int | None) -> None:
+    """Raise for options of a stream of large images that cannot be."""
+    if not isinstance(classes, int) or not 2 <= classes <= known:
+        raise ValueError(f"{stream} got classes={classes!r}; a task has from 2 to all {known} of the classes")
+    if known % classes:
+        raise ValueError(
+            f"{stream} got classes={classes}, which does not divide its {known} classes into tasks of one size"
+        )
+    if tasks is not None and (not isinstance(tasks, int) or not 1 <= tasks <= known // classes):
+        most = known // classes
+        raise ValueError(f"{stream} got tasks={tasks!r}; it has {most} tasks, so give a number from 1 to {most}")
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"{stream} got size={size!r}; give the pixels of one side that a net is given, such as 224")
+    if images is not None and (not isinstance(images, int) or images < 1):
+        raise ValueError(
+            f"{stream} got images={images!r}; give how many images of a task to train on at most, from 1 on"
+        )
