@@ -120,7 +120,7 @@ def test_the_table_names_the_size_and_the_net():
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("large")
-    write_cub(root, per_class=3, size=(80, 72))
+    write_cub(root, size=(80, 72))
     write_image_folder(root / "imagenet100", [f"n{k:03d}" for k in range(100)])
     torch.manual_seed(3)
     convs = {name: value.half() for name, value in make_backbone("alexnet", hidden=1, pool=1).state_dict().items()}
@@ -132,7 +132,7 @@ def root(tmp_path_factory):
 def test_a_memo_knows_images_by_their_content(root, tmp_path):
     schedule = Schedule(max_epochs=1, patience=None, best_weights=False)
     other = tmp_path / "other"
-    write_cub(other, per_class=3, size=(80, 71))
+    write_cub(other, size=(80, 71))
 
     def path(root, size=64, seed=0, augment=True):
         task = cub200(seed=seed, size=size, tasks=1, root=root).tasks[0]
@@ -145,7 +145,7 @@ def test_a_memo_knows_images_by_their_content(root, tmp_path):
     assert None not in found
     assert len(set(found)) == len(found)
     moved = tmp_path / "moved"
-    write_cub(moved, per_class=3, size=(80, 72))
+    write_cub(moved, size=(80, 72))
     assert path(moved) == found[0]
 
 

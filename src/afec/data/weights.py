@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import warnings
 from pathlib import Path
 
 import torch
@@ -33,7 +34,9 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             found: object = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what it thinks of an odd file, before it refuses it
+                found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise DataError(f"there is no weight file {path}; check the path") from None
     except pickle.UnpicklingError as error:
