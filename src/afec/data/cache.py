@@ -71,7 +71,7 @@ class ImageCache:
         height, width, start = int(self.heights[number]), int(self.widths[number]), self._starts[number]
         flat = self._pixels[start : start + 3 * height * width]
         if not self._checked[number]:
-            if zlib.crc32(flat.numpy()) != self._crcs[number]:
+            if zlib.crc32(flat.numpy().data) != self._crcs[number]:
                 raise DataError(
                     f"{self.folder / 'pixels'}: image {number} is not what was written, so the file is damaged; remove "
                     f"the folder {self.folder}, and it is made anew"
@@ -184,7 +184,7 @@ def _decoded(work: Path, name: str, files: Sequence[Path], short: int) -> dict[s
                 out.write(pixels.data)
                 heights.append(pixels.shape[0])
                 widths.append(pixels.shape[1])
-                crcs.append(zlib.crc32(pixels))
+                crcs.append(zlib.crc32(pixels.data))
         if bad:
             more = f"\n  … and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
             raise DataError(
