@@ -6,14 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+SCRIPTS = [
+    ["pull.py"],
+    ["fisher.py"],
+    ["fisher.py", "--alexnet"],
+    ["learner.py"],
+    ["learner.py", "--pair"],
+    ["strategies.py"],
+    ["cifar.py"],
+    ["large.py"],
+    ["large.py", "--cost"],
+    ["large.py", "--memory"],
+    ["report.py"],
+]
+
 if __name__ == "__main__":
     here = Path(__file__).parent
-    for script in (
-        ["pull.py"],
-        ["fisher.py"],
-        ["fisher.py", "--alexnet"],
-        ["learner.py"],
-        ["learner.py", "--pair"],
-        ["cifar.py"],
-    ):
-        subprocess.run([sys.executable, str(here / script[0]), *script[1:]], check=True)
+    for script, *options in SCRIPTS:
+        subprocess.run([sys.executable, str(here / script), *options], check=True)

@@ -130,3 +130,36 @@ def png(ink: np.ndarray) -> bytes:
     out = io.BytesIO()
     Image.fromarray(~ink).save(out, "PNG")
     return out.getvalue()
+
+
+def write_cub(root: Path, per_class: int = 5, size: tuple[int, int] = (28, 22)) -> Path:
+    """CUB-200-2011's lists and images: 200 classes whose number is their colour; every second image is for training."""
+    folder = root / "CUB_200_2011"
+    names = [f"{k:03d}.Bird_{k}" for k in range(1, 201)]
+    lists: dict[str, list[str]] = {"images": [], "image_class_labels": [], "train_test_split": []}
+    number = 0
+    for label, name in enumerate(names, start=1):
+        (folder / "images" / name).mkdir(parents=True)
+        for k in range(per_class):
+            number += 1
+            path = f"{name}/Bird_{label}_{k:04d}.png"
+            pixels = np.full((size[1], size[0], 3), (label, k, 255 - label), np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / path)
+            lists["images"].append(f"{number} {path}")
+            lists["image_class_labels"].append(f"{number} {label}")
+            lists["train_test_split"].append(f"{number} {k % 2}")
+    lists["classes"] = [f"{k} {name}" for k, name in enumerate(names, start=1)]
+    for name, lines in lists.items():
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_image_folder(folder: Path, names: list[str], train: int = 3, test: int = 2) -> Path:
+    """`train/<class>/` and `val/<class>/`; the place of a class is its colour."""
+    for label, name in enumerate(names):
+        for part, count in (("train", train), ("val", test)):
+            (folder / part / name).mkdir(parents=True)
+            for k in range(count):
+                pixels = np.full((20, 24, 3), (label, k, 200), np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{name}_{k}.png")
+    return folder

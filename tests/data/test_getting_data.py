@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from local_server import serving
-from official_layouts import packed, write_cifar100, write_omniglot
+from official_layouts import packed, write_cifar100, write_cub, write_image_folder, write_omniglot
 
 from afec.cli import main
 from afec.data import DataError, load_cifar100
@@ -264,7 +265,7 @@ def shop(server, tmp_path, monkeypatch):
             server.files[file] = (source / file).read_bytes()
             checksum = hashlib.md5(server.files[file]).hexdigest()
             files = sums if archive.files else {}
-            archives.append(replace(archive, address=server.address + file, md5=checksum, files=files))
+            archives.append(replace(archive, address=server.address + file, checksum=checksum, files=files))
         records[name] = replace(DATASETS[name], archives=tuple(archives), expected=expected)
         monkeypatch.setitem(DATASETS, name, records[name])
     shutil.rmtree(source)
@@ -322,7 +323,7 @@ def test_what_is_there_stays_where_the_new_one_cannot_be_unpacked(shop, server, 
     evil = tar(tmp_path / "evil.tar.gz", ("../x", b"x")).read_bytes()
     record = shop["cifar100"]
     server.files["cifar-100-python.tar.gz"] = evil
-    archive = replace(record.archives[0], md5=hashlib.md5(evil).hexdigest())
+    archive = replace(record.archives[0], checksum=hashlib.md5(evil).hexdigest())
     with pytest.raises(DataError, match="nothing was unpacked"):
         get(replace(record, archives=(archive,)), tmp_path, again=True)
     assert left(tmp_path / "cifar-100-python") == before
@@ -343,8 +344,8 @@ def test_the_commands(shop, tmp_path, capsys):
     shown = capsys.readouterr().out
     for name, record in DATASETS.items():
         assert name in shown
-        assert all(archive.address in shown and archive.md5 in shown for archive in record.archives)
-    assert shown.count("not here") == 3
+        assert all(archive.address in shown and archive.checksum in shown for archive in record.archives)
+    assert shown.count("not here") == len(DATASETS)
     assert main(["data", "check", "cifar100", "--data", root]) == 1
     assert "afec data get cifar100" in capsys.readouterr().out
     assert main(["data", "get", "cifar100", "omniglot", "--data", root]) == 0
@@ -367,9 +368,88 @@ def test_an_address_that_does_not_answer_is_said_with_exit_code_2(shop, server, 
 
 def test_the_catalogue_is_complete():
     for record in DATASETS.values():
-        for archive in (*record.archives, *record.others):
-            assert len(archive.md5) == 32
+        assert record.archives or (record.by_hand and record.folder)
+        for archive in (*record.archives, *(other for other in record.others if other.address)):
+            assert len(archive.checksum) in (32, 64)
             assert archive.address.startswith("https://")
             assert archive.address.endswith(archive.name.split("/")[-1])
     python = DATASETS["cifar10"].archives[0].files
     assert sorted(python) == ["batches.meta", *(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+
+
+# Birds, a folder that nobody can fetch, and weights.
+
+
+def sold(server, tmp_path, monkeypatch, name, content, kind, **changes):
+    """One file of a dataset on the server."""
+    record = DATASETS[name]
+    archive = record.archives[0]
+    server.files[archive.name] = content
+    found = hashlib.new(kind, content).hexdigest()
+    record = replace(
+        record, archives=(replace(archive, address=server.address + archive.name, checksum=found),), **changes
+    )
+    monkeypatch.setitem(DATASETS, name, record)
+    return record
+
+
+def test_birds_come_with_a_file_beside_their_folder(server, tmp_path, monkeypatch):
+    folder = write_cub(tmp_path / "shop", per_class=2)
+    (tmp_path / "shop" / "attributes.txt").write_text("1 has_bill_shape::curved")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.add(tmp_path / "shop" / "attributes.txt", "attributes.txt")
+        archive.add(folder, folder.name)
+    expected = {"classes": 200, "images": 400, "training images": 200}
+    record = sold(server, tmp_path, monkeypatch, "cub200", out.getvalue(), "md5", expected=expected)
+    root = tmp_path / "data"
+    assert get(record, root)
+    assert left(root) == ["CUB_200_2011"]
+    assert words(record, root) == [(True, "can be read: 200 classes, 400 images, 200 training images")]
+    assert not get(record, root)
+    next((root / "CUB_200_2011" / "images").rglob("*.png")).unlink()
+    (good, said) = words(record, root)[-1]
+    assert not good
+    assert "is missing (1 such in all); get it anew: `afec data get cub200 --again`" in said
+    assert get(record, root, again=True)
+    assert words(record, root)[-1][0]
+
+
+def test_no_other_file_may_be_beside_the_folder(tmp_path):
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        for name in ("set/a.txt", "notes.txt", "other.txt"):
+            entry = tarfile.TarInfo(name)
+            archive.addfile(entry, io.BytesIO())
+    with pytest.raises(DataError, match="'other.txt' is not inside of set/"):
+        unpack(tmp_path / "set.tar", tmp_path / "root", "set", ("notes.txt",))
+
+
+def test_weights_are_checked_by_their_sha256(server, tmp_path, monkeypatch):
+    out = io.BytesIO()
+    names = [*(f"features.{k}" for k in (0, 3, 6, 8, 10)), *(f"classifier.{k}" for k in (1, 4, 6))]
+    torch.save({f"{name}.bias": torch.zeros(1) for name in names}, out)
+    record = sold(server, tmp_path, monkeypatch, "alexnet", out.getvalue(), "sha256")
+    assert [good for good, _ in words(record, tmp_path / "data")] == [False]
+    assert get(record, tmp_path / "data")
+    assert left(tmp_path / "data") == ["alexnet-owt-7be5be79.pth"]
+    found = words(record, tmp_path / "data")
+    assert found == [(True, "SHA-256 as it should be"), (True, "can be read: 5 convolutions, 2 hidden layers")]
+    file = tmp_path / "data" / "alexnet-owt-7be5be79.pth"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert not any(good for good, _ in words(record, tmp_path / "data"))
+    assert get(record, tmp_path / "data", again=True)
+
+
+def test_what_cannot_be_fetched_is_said_with_where_it_belongs(tmp_path, capsys):
+    root = tmp_path / "data"
+    assert main(["data", "get", "imagenet100", "--data", str(root)]) == 2
+    said = capsys.readouterr().err
+    assert "image-net.org" in said
+    assert str(root / "imagenet100") in said
+    write_image_folder(root / "imagenet100", [f"n{k:03d}" for k in range(100)], train=1, test=1)
+    assert main(["data", "get", "imagenet100", "--data", str(root)]) == 0
+    assert main(["data", "check", "imagenet100", "--data", str(root)]) == 0
+    assert "100 classes, 100 training images, 100 test images" in capsys.readouterr().out
+    shutil.rmtree(root / "imagenet100" / "val" / "n007")
+    assert main(["data", "check", "imagenet100", "--data", str(root)]) == 1
+    assert "n007 is in train only" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The training loop: the plateau rule by hand, the best weights back, nothing random from outside."""
 
+import copy
 import math
 import random
 
@@ -310,3 +311,64 @@ def test_a_fit_goes_on_after_any_epoch_bit_for_bit(optimizer, noise):
 def test_impossible_schedules_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Schedule(**wrong)
+
+
+def rates(schedule, epochs=None):
+    seen = []
+    one = Fit(nn.Linear(1, 1), line(), None, mse, schedule, 0)
+    one.run(on_epoch=lambda epoch: seen.append(round(epoch.lr, 9)))
+    return seen
+
+
+def test_steps_of_the_learning_rate_by_hand():
+    plain = {"lr": 0.08, "optimizer": "sgd", "decay": 10, "patience": None, "best_weights": False, "lr_min": 0}
+    assert rates(Schedule(max_epochs=4, lr_steps=(0.75,), **plain)) == [0.08, 0.08, 0.08, 0.008]
+    assert rates(Schedule(max_epochs=8, lr_steps=(0.75,), **plain)) == [0.08] * 6 + [0.008] * 2  # parts, not epochs
+    assert rates(Schedule(max_epochs=4, lr_steps=(0.25, 0.5), **plain)) == [0.08, 0.008, 0.0008, 0.0008]
+    assert rates(Schedule(max_epochs=4, **plain)) == [0.08] * 4
+    paper = Schedule(max_epochs=40, lr_steps=(0.75,), decay=10)
+    assert [epoch for epoch in range(41) if paper.steps_after(epoch)] == [30]  # from index 30 on
+
+
+def test_momentum_goes_on_over_a_step():
+    schedule = Schedule(
+        max_epochs=2, lr_steps=(0.5,), optimizer="sgd", lr=0.01, patience=None, best_weights=False, batch_size=40
+    )
+    model = nn.Linear(1, 1)
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    Fit(model, line(), None, mse, schedule, 0).run()
+    by_hand = nn.Linear(1, 1)
+    by_hand.load_state_dict(start)
+    speed = {name: torch.zeros_like(value) for name, value in start.items()}
+    for lr in (0.01, 0.01 / 3):
+        by_hand.zero_grad()
+        mse(by_hand, line().split).backward()
+        for name, weight in by_hand.named_parameters():
+            speed[name] = 0.9 * speed[name] + weight.grad
+            weight.data -= lr * speed[name]
+    for name, weight in by_hand.named_parameters():
+        assert torch.allclose(weight, dict(model.named_parameters())[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_fit_with_steps_goes_on_after_any_epoch_bit_for_bit(stop):
+    schedule = Schedule(
+        max_epochs=5, lr_steps=(0.4, 0.8), optimizer="sgd", lr=0.05, patience=None, best_weights=False, batch_size=16
+    )
+    torch.manual_seed(0)
+    whole, states = nn.Linear(1, 1), []
+    first = Fit(whole, line(), None, mse, schedule, 0)
+    first.run(on_epoch=lambda epoch: states.append(copy.deepcopy((whole.state_dict(), first.state_dict()))))
+    again = nn.Linear(1, 1)
+    again.load_state_dict(states[stop - 1][0])
+    second = Fit(again, line(), None, mse, schedule, 0)
+    second.load_state_dict(states[stop - 1][1])
+    second.run()
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+    assert second.history == first.history
+
+
+@pytest.mark.parametrize("wrong", [(0.0,), (1.0,), (0.5, 0.5), (0.8, 0.2), (30.0,)])
+def test_steps_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match="lr_steps are parts of max_epochs"):
+        Schedule(lr_steps=wrong)

@@ -48,8 +48,12 @@ def list_(data: Data = None) -> None:
         table.title = f"{record.name}  {record.title} ({record.size})"
         table.add_row("  here", state)
         for archive in record.archives:
-            table.add_row("  from", f"{archive.address}  (MD5 {archive.md5})")
+            kind = "SHA-256" if len(archive.checksum) == 64 else "MD5"
+            table.add_row("  from", f"{archive.address}  ({kind} {archive.checksum})")
             table.add_row("  into", f"{archive.name}{f', unpacked to {archive.folder}/' if archive.unpack else ''}")
+        if not record.archives:
+            table.add_row("  from", record.by_hand)
+            table.add_row("  into", f"{record.folder}/")
         table.add_row("  terms", record.licence)
         console.print(table, highlight=False)
 

@@ -90,8 +90,10 @@ def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
     """Run, and show what came out."""
     if picture:
         _check_picture(picture, jobs)
-    check_buildable(jobs)
+    origins = check_buildable(jobs)
     console, workers, runs = console_here(), place.workers or workers_for(jobs), place.runs
+    for words in origins:
+        console.print(words, highlight=False, soft_wrap=True)
     console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
     with Watch(console, len(jobs)) as watch:
         try:

@@ -8,13 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from afec.data.cifar import CIFAR, load_cifar10, load_cifar100
+from afec.data.cub import FOLDER, load_cub
+from afec.data.image_folder import class_names, open_image_folder
 from afec.data.omniglot import Omniglot, open_omniglot
+from afec.data.root import DataError
+from afec.data.weights import load_weights
 from afec.naming import unknown
 
-__all__ = ["DATASETS", "Archive", "Dataset", "dataset", "md5"]
+__all__ = ["ALEXNET", "ALEXNET_CONV", "DATASETS", "Archive", "Dataset", "checksum", "dataset"]
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _OMNIGLOT = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
+_CUB = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
+_TORCHVISION = "https://download.pytorch.org/models/"
+
+ALEXNET = "alexnet-owt-7be5be79.pth"
+ALEXNET_CONV = "alexnet_conv_imagenet_fp16.pth"
+"""The five convolutions alone, in half precision: not published by itself, read where it is there."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +34,16 @@ class Archive:
     name: str
     """Below the data root, with the folder it belongs in."""
     address: str
-    md5: str
-    folder: str
-    """What it unpacks to, below the data root."""
+    checksum: str
+    """As it is published: 32 digits are an MD5, 64 a SHA-256."""
+    folder: str | None
+    """What it unpacks to, below the data root; None: it is used as it is."""
     files: Mapping[str, str] = field(default_factory=dict)
     """MD5 of the files in the folder; empty where there are too many of them to tell one by one."""
     unpack: bool = True
     """Whether `get` unpacks it: files that are as quick to read packed stay so."""
+    beside: tuple[str, ...] = ()
+    """What the archive has outside of its folder, and nobody needs."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +54,24 @@ class Dataset:
     title: str
     size: str
     archives: tuple[Archive, ...]
-    """What `get` fetches: all of them."""
+    """What `get` fetches: all of them. Empty: it cannot be fetched, see `by_hand`."""
     others: tuple[Archive, ...]
     """Other versions of the same data, which are read as well."""
     licence: str
     count: Callable[[Path], dict[str, int]]
     """Reads what is under a data root and counts it, or raises `DataError`."""
     expected: Mapping[str, int]
-    """What `count` finds in the official files."""
+    """What `count` finds in the official files, of what is always the same."""
+    by_hand: str = ""
+    """Where it comes from, if it cannot be fetched."""
+    folder: str = ""
+    """Where it belongs, if it cannot be fetched."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Whatever of it may be below a data root."""
+        found = [place for a in (*self.archives, *self.others) for place in (a.folder, a.name)]
+        return tuple(dict.fromkeys(place for place in (*found, self.folder) if place))
 
 
 _CIFAR10_PYTHON = Archive(
@@ -95,6 +118,45 @@ _BACKGROUND, _EVALUATION = (
 )
 
 
+_BIRDS = Archive(
+    "CUB_200_2011.tgz", _CUB, "97eceeb196236b17998738112f37df78", FOLDER, beside=("attributes.txt",),
+)  # fmt: skip
+_ALEXNET = Archive(
+    ALEXNET, _TORCHVISION + ALEXNET, "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02", None, unpack=False,
+)  # fmt: skip
+_ALEXNET_CONV = Archive(
+    ALEXNET_CONV, "", "4290eaf7f01de9e3836a443c61d50e12c7449a9af54c169e2c369a0dcc24cd50", None, unpack=False,
+)  # fmt: skip
+
+
+def _count_cub(root: Path) -> dict[str, int]:
+    data = load_cub(root)
+    if missing := [file for file in data.files if not file.is_file()]:
+        raise DataError(
+            f"{missing[0]} is missing ({len(missing)} such in all); get it anew: `afec data get cub200 --again`"
+        )
+    return {"classes": len(data.names), "images": len(data.files), "training images": int(data.for_training.sum())}
+
+
+def _count_imagenet(root: Path) -> dict[str, int]:
+    folder = root / "imagenet100"
+    data = open_image_folder(folder, class_names(folder))
+    training = int(data.for_training.sum())
+    return {"classes": len(data.names), "training images": training, "test images": len(data.files) - training}
+
+
+def _count_alexnet(root: Path) -> dict[str, int]:
+    names = [name for name in (ALEXNET, ALEXNET_CONV) if (root / name).is_file()]
+    if not names:
+        raise DataError(f"{root / ALEXNET} is missing; get it: `afec data get alexnet`")
+    weights = load_weights(root / names[0])
+    layers = {name.rpartition(".")[0] for name in weights}
+    return {
+        "convolutions": sum(name.startswith("features.") for name in layers),
+        "hidden layers": len(layers & {"classifier.1", "classifier.4"}),
+    }
+
+
 def _count_cifar(data: CIFAR) -> dict[str, int]:
     return {"training images": len(data.train_labels), "test images": len(data.test_labels)}
 
@@ -122,6 +184,22 @@ DATASETS: dict[str, Dataset] = {
             (_BACKGROUND, _EVALUATION), (), "MIT; cite Lake et al. (2015)",
             lambda root: _count_omniglot(open_omniglot(root)), {"alphabets": 50, "characters": 1_623, "drawings": 32_460},
         ),
+        Dataset(
+            "cub200", "CUB-200-2011: 11,788 photographs of 200 kinds of birds", "1.1 GB",
+            (_BIRDS,), (), "non-commercial research; cite Wah et al. (2011)",
+            _count_cub, {"classes": 200, "images": 11_788, "training images": 5_994},
+        ),
+        Dataset(
+            "imagenet100", "100 classes of ImageNet (ILSVRC-2012), as folders train/<class>/ and val/<class>/", "about 13 GB",
+            (), (), "non-commercial research, for those who have registered; cite Russakovsky et al. (2015)",
+            _count_imagenet, {"classes": 100}, folder="imagenet100",
+            by_hand="ImageNet is given out at image-net.org to those who have registered there; put 100 of its classes here",
+        ),
+        Dataset(
+            "alexnet", "AlexNet's ImageNet weights, torchvision's file", "233 MB",
+            (_ALEXNET,), (_ALEXNET_CONV,), "BSD-3-Clause (torchvision)",
+            _count_alexnet, {"convolutions": 5},
+        ),
     )
 }  # fmt: skip
 
@@ -133,12 +211,8 @@ def dataset(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def md5(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """The checksum of a file. It tells damage, not malice: MD5 is what the datasets' own pages give."""
-    found = hashlib.md5(usedforsecurity=False)
+def checksum(path: Path, like: str) -> str:
+    """The MD5 of a file, or its SHA-256 where `like` is one. An MD5 tells damage, not malice: it is what the datasets give."""
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-            if on_bytes:
-                on_bytes(len(block))
-    return found.hexdigest()
+        kind = "sha256" if len(like) == 64 else "md5"
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from afec.data.catalogue import md5
+from afec.data.catalogue import checksum as checksum_of
 from afec.data.root import DataError
 
 try:
@@ -41,26 +41,26 @@ class _NoneLeftError(Exception):
 
 
 def download(address: str, target: Path, checksum: str, on_bytes: OnBytes | None = None) -> None:
-    """Fetch `address` into `target`, unless `target` is there already and has that MD5.
+    """Fetch `address` into `target`, unless `target` is there already and has that checksum (MD5 or SHA-256).
 
     Raises:
         DataError: it cannot be reached, or what arrives is not the file. Says what to fetch by hand, and where to put it.
     """
-    if target.is_file() and md5(target) == checksum:
+    if target.is_file() and checksum_of(target, checksum) == checksum:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
     with _alone(part, target):
         resumed = part.stat().st_size > 0
         _fetch(address, part, target, on_bytes)
-        if md5(part) != checksum and resumed:
+        if checksum_of(part, checksum) != checksum and resumed:
             # The beginning may be of an older version, or of something else altogether: once more, from nothing.
             os.truncate(part, 0)
             _fetch(address, part, target, on_bytes)
-        if (found := md5(part)) != checksum:
+        if (found := checksum_of(part, checksum)) != checksum:
             part.unlink()
             raise DataError(
-                f"{address}: what arrived has the MD5 {found}, expected {checksum}; it was not kept. {_by_hand(target)}"
+                f"{address}: what arrived has the checksum {found}, expected {checksum}; it was not kept. {_by_hand(target)}"
             )
         os.replace(part, target)
 

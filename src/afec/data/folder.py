@@ -19,6 +19,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from afec.data.decode import BROKEN, converted
 from afec.data.root import DataError
 
 __all__ = ["SUFFIXES", "FolderTask", "Images", "find_tasks", "read_images"]
@@ -147,7 +148,7 @@ def read_images(files: Sequence[Path], mode: str | None, size: int | None) -> Im
                 kinds.setdefault(kind, file)
                 sizes.setdefault(image.size, file)
                 arrays.append(_array(image, mode or kind, size) if size or len(sizes) == 1 else np.empty(0))
-        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        except BROKEN as error:
             bad.append(f"{file}: {error}")
             good.append(False)
         else:
@@ -166,11 +167,7 @@ def read_images(files: Sequence[Path], mode: str | None, size: int | None) -> Im
 
 def _array(image: Image.Image, mode: str, size: int | None) -> np.ndarray:
     """Bytes of shape (channels, height, width)."""
-    if image.mode in ("I", "I;16", "F"):
-        raise ValueError(f"it has more than a byte per pixel (mode {image.mode}); save it with 8 bits")
-    if image.mode == "P":  # colours by number, perhaps with a transparent one
-        image = image.convert("RGBA")
-    image = image.convert("L" if mode == "grey" else "RGB")
+    image = converted(image, "L" if mode == "grey" else "RGB")
     if size is not None:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)

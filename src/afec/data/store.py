@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from afec.data.catalogue import Archive, Dataset, md5
+from afec.data.catalogue import Archive, Dataset, checksum
 from afec.data.download import download
 from afec.data.root import DataError
 from afec.data.unpack import unpack
@@ -29,30 +29,40 @@ class Finding:
 
 def found(dataset: Dataset, root: Path) -> list[Path]:
     """The folders and archives of the dataset that are there; nothing in them is looked at."""
-    places = [root / place for a in (*dataset.archives, *dataset.others) for place in (a.folder, a.name)]
-    return [place for place in places if place.exists()]
+    return [root / place for place in dataset.places if (root / place).exists()]
 
 
 def check(dataset: Dataset, root: Path) -> Iterator[Finding]:
     """The checksum of each file that is there, one by one, then whether the readers find all of it. Takes seconds."""
     if not found(dataset, root):
-        yield Finding(dataset.name, False, f"not in {root}; `afec data get {dataset.name}` fetches it ({dataset.size})")
+        how = (
+            f"`afec data get {dataset.name}` fetches it ({dataset.size})"
+            if dataset.archives
+            else _by_hand(dataset, root)
+        )
+        yield Finding(dataset.name, False, f"not in {root}; {how}")
         return
     for archive in (*dataset.archives, *dataset.others):
         if (root / archive.name).is_file():
-            yield _compared(root / archive.name, archive.md5)
-        if (root / archive.folder).is_dir():
-            for name, checksum in archive.files.items():
-                yield _compared(root / archive.folder / name, checksum)
+            yield _compared(root / archive.name, archive.checksum)
+        if archive.folder is not None and (root / archive.folder).is_dir():
+            for name, expected in archive.files.items():
+                yield _compared(root / archive.folder / name, expected)
     yield _counted(dataset, root)
 
 
-def _compared(file: Path, checksum: str) -> Finding:
+def _by_hand(dataset: Dataset, root: Path) -> str:
+    return f"{dataset.by_hand}:\n  {root / dataset.folder}"
+
+
+def _compared(file: Path, expected: str) -> Finding:
     if not file.is_file():
         return Finding(str(file), False, "missing")
-    actual = md5(file)
-    good = actual == checksum
-    return Finding(str(file), good, "MD5 as it should be" if good else f"MD5 {actual}, expected {checksum}: damaged")
+    actual, kind = checksum(file, expected), "SHA-256" if len(expected) == 64 else "MD5"
+    good = actual == expected
+    return Finding(
+        str(file), good, f"{kind} as it should be" if good else f"{kind} {actual}, expected {expected}: damaged"
+    )
 
 
 def _counted(dataset: Dataset, root: Path) -> Finding:
@@ -61,7 +71,7 @@ def _counted(dataset: Dataset, root: Path) -> Finding:
     except DataError as error:
         return Finding(dataset.name, False, str(error))
     words = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    if counts == dataset.expected:
+    if all(counts.get(name) == count for name, count in dataset.expected.items()):
         return Finding(dataset.name, True, f"can be read: {words}")
     wanted = ", ".join(f"{count:,} {name}" for name, count in dataset.expected.items())
     return Finding(dataset.name, False, f"{words}; expected {wanted}")
@@ -77,8 +87,10 @@ def get(dataset: Dataset, root: Path, again: bool = False, on_file: OnFile | Non
         whole = _counted(dataset, root)
         if whole.good:
             return False
-        if any((root / archive.folder).exists() for archive in dataset.archives):
+        if any(archive.folder and (root / archive.folder).exists() for archive in dataset.archives):
             raise DataError(f"{whole.words}\n`afec data get {dataset.name} --again` puts new files in their place")
+    if not dataset.archives:
+        raise DataError(f"{dataset.name} cannot be fetched. {_by_hand(dataset, root)}")
     for archive in dataset.archives:
         _get_one(archive, root, on_file)
     whole = _counted(dataset, root)
@@ -88,16 +100,20 @@ def get(dataset: Dataset, root: Path, again: bool = False, on_file: OnFile | Non
 
 
 def _get_one(archive: Archive, root: Path, on_file: OnFile | None) -> None:
-    file, folder = root / archive.name, root / archive.folder
+    file = root / archive.name
     by_hand = file.exists()
-    download(archive.address, file, archive.md5, None if on_file is None else lambda n, of: on_file(file.name, n, of))
+    show = None if on_file is None else lambda n, of: on_file(file.name, n, of)
+    download(archive.address, file, archive.checksum, show)
+    if archive.folder is None:
+        return
+    folder = root / archive.folder
     old = folder.with_name(folder.name + ".old")
     if folder.exists():  # damaged, or the zip file could not come before it
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     try:
         if archive.unpack:
-            unpack(file, root, archive.folder)
+            unpack(file, root, archive.folder, archive.beside)
     except DataError:
         if old.exists():
             old.rename(folder)

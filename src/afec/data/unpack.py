@@ -6,20 +6,22 @@ import secrets
 import shutil
 import tarfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from afec.data.root import DataError
 
 __all__ = ["unpack"]
 
-MOST_BYTES = 1 << 30  # several times what any dataset here unpacks to
+MOST_BYTES = 4 << 30  # several times what any dataset here unpacks to
 
 
-def unpack(archive: Path, root: Path, folder: str) -> Path:
+def unpack(archive: Path, root: Path, folder: str, beside: Sequence[str] = ()) -> Path:
     """Unpack `archive` to `root/folder`; whole, or not at all.
 
     Every entry must be a plain file or a folder inside of `folder`. A path that leaves it, an absolute one, a link or a device
-    refuses the whole archive. Owners and modes in the archive are not taken over.
+    refuses the whole archive; of what is outside, only the plain files that `beside` names are passed over. Owners and modes in
+    the archive are not taken over.
     """
     goal = root / folder
     if goal.exists():
@@ -27,7 +29,7 @@ def unpack(archive: Path, root: Path, folder: str) -> Path:
     work = root / f".{secrets.token_hex(8)}.tmp"
     try:
         work.mkdir(parents=True)
-        _copy_out(archive, work, folder)
+        _copy_out(archive, work, folder, beside)
         if not (work / folder).is_dir():
             raise DataError(f"{archive} has no folder {folder}/, so it is another archive; fetch it again")
         goal.parent.mkdir(parents=True, exist_ok=True)
@@ -37,11 +39,13 @@ def unpack(archive: Path, root: Path, folder: str) -> Path:
     return goal
 
 
-def _copy_out(archive: Path, work: Path, folder: str) -> None:
+def _copy_out(archive: Path, work: Path, folder: str, beside: Sequence[str]) -> None:
     written = 0
     try:
         with tarfile.open(archive, "r|*") as entries:
             for entry in entries:
+                if entry.isreg() and entry.name.removeprefix("./") in beside:
+                    continue
                 target = work / _inside(entry.name, folder, archive)
                 if entry.isdir():
                     target.mkdir(parents=True, exist_ok=True)

@@ -66,14 +66,16 @@ class RunConfig:
     @property
     def hash(self) -> str:
         """Of the content: names of benchmark, scale and variant take no part."""
-        content = [FORMAT, self.method, self.stream, self.net, self.training, self.settings]
+        # An empty list says nothing: an option that came later, and is not used, leaves finished runs where they are.
+        training = {key: value for key, value in self.training.items() if value not in ((), [])}
+        content = [FORMAT, self.method, self.stream, self.net, training, self.settings]
         text = json.dumps(_plain(content), sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     @property
     def schedule(self) -> Schedule:
         """How each task is trained."""
-        return training_of({f.name: self.training[f.name] for f in fields(Schedule)})[0]
+        return training_of({f.name: self.training[f.name] for f in fields(Schedule) if f.name in self.training})[0]
 
     @property
     def machine(self) -> Machine:
@@ -95,6 +97,7 @@ class RunConfig:
         data = tomllib.loads(text)
         if data["training"].get("patience") == "off":
             data["training"]["patience"] = None
+        data["training"]["lr_steps"] = tuple(data["training"].get("lr_steps", ()))
         return cls(**data)
 
 

@@ -21,9 +21,10 @@ from afec.nets import MultiHead, make_backbone
 from afec.randomness import forked, seed_from
 from afec.streams import Stream, make_stream
 
-__all__ = ["build", "run"]
+__all__ = ["build", "origin", "run"]
 
 CHECKPOINT_SECONDS = 30.0
+BETWEEN = 20  # times as long as writing a checkpoint took, at least: AlexNet's has gigabytes
 
 
 def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
@@ -35,6 +36,12 @@ def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
     if stream.scenario != "task":
         raise ValueError(f"{stream.name} has the scenario '{stream.scenario}'; the learner knows 'task' only, so far")
     return stream, _new_net(config, stream, seed)
+
+
+def origin(net: MultiHead) -> str:
+    """Where the initial weights are from, of a net that says so."""
+    said = getattr(net.backbone, "origin", "")
+    return f"initial weights {said}" if said else ""
 
 
 def _new_net(config: RunConfig, stream: Stream, seed: int) -> MultiHead:
@@ -101,9 +108,12 @@ class _Run:
         self.spent = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "peak_memory_mb": 0.0}  # in earlier processes
         self.start, self.cpu, self.saved = time.monotonic(), time.process_time(), time.monotonic()
         reset_peak_memory()
+        self.save_seconds = 0.0
         self.events: list[dict[str, Any]] = []
         self.learner = self._learner(net, config.method)
         self._take_up()
+        if not self.rows and (words := origin(net)):
+            self._note(words)
         if self.machine.device != config.training["device"]:
             self._note(f"from here on on {self.machine.device}, not on {config.training['device']}")
 
@@ -182,7 +192,7 @@ class _Run:
                 if saves:
                     self._save()
                 raise
-        if saves and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+        if saves and time.monotonic() - self.saved > max(CHECKPOINT_SECONDS, BETWEEN * self.save_seconds):
             self._save()
 
     def _tell(self) -> None:
@@ -190,6 +200,7 @@ class _Run:
         self.events = []
 
     def _save(self) -> None:
+        start = time.monotonic()
         self._tell()
         state = {
             "learner": None if self.config.method == "scratch" else self.learner.state_dict(),
@@ -199,6 +210,7 @@ class _Run:
         }
         self.directory.save_checkpoint(state)
         self.saved = time.monotonic()
+        self.save_seconds = self.saved - start
         if self.on_saved:
             self.on_saved(self.directory)
 

@@ -11,7 +11,7 @@ import torch
 from afec.lab.config import grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, Watcher, execute, marked
-from afec.lab.run import build
+from afec.lab.run import build, origin
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
 
 __all__ = ["check_buildable", "has_validation", "plan", "study", "unfinished"]
@@ -41,13 +41,19 @@ def plan(
     return marked([Job(config, seed) for seed in seeds for config in unique])
 
 
-def check_buildable(jobs: Sequence[Job]) -> None:
-    """Make stream and net of each kind once, so that a value that cannot be is said before anything runs."""
+def check_buildable(jobs: Sequence[Job]) -> list[str]:
+    """Make stream and net of each kind once, so that a value that cannot be is said before anything runs.
+
+    Returns where the initial weights are from, of nets that say so.
+    """
     kinds: dict[str, list[Job]] = {}
     for job in jobs:
         kinds.setdefault(repr((job.config.stream, job.config.net)), []).append(job)
+    words: dict[str, None] = {}
     for alike in kinds.values():
-        validates = has_validation(alike[0])
+        validates, weights = _looked_at(alike[0])
+        if weights:
+            words[f"{alike[0].config.benchmark}: {weights}"] = None
         for job in {repr((job.config.training, job.device)): job for job in alike}.values():
             job.config.machine_on(job.device)
             if not validates:
@@ -55,10 +61,16 @@ def check_buildable(jobs: Sequence[Job]) -> None:
                     job.config.schedule.check_without_validation()
                 except ValueError as error:
                     raise SpecError(f"{job.config.benchmark}: {error}") from error
+    return list(words)
 
 
 def has_validation(job: Job) -> bool:
     """Whether every task has validation data; makes stream and net, sends one image through it, and says what cannot be."""
+    return _looked_at(job)[0]
+
+
+def _looked_at(job: Job) -> tuple[bool, str]:
+    """Whether every task has validation data, and where the initial weights are from."""
     try:
         stream, net = build(job.config, job.seed)
         task = stream.tasks[0]
@@ -67,7 +79,7 @@ def has_validation(job: Job) -> bool:
             net.eval()(image if task.prepare is None else task.prepare(image), task=0)
     except (ValueError, TypeError, RuntimeError) as error:
         raise SpecError(f"{job.config.benchmark}: {error}") from error
-    return all(task.validation is not None for task in (*stream.tasks, *stream.transfer))
+    return all(task.validation is not None for task in (*stream.tasks, *stream.transfer)), origin(net)
 
 
 def study(

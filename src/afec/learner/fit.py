@@ -22,7 +22,6 @@ from afec.randomness import forked, reseed, seed_from
 __all__ = ["Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
-CHUNK = 1024  # samples at once where nothing is learned
 
 
 class NotFiniteError(FloatingPointError):
@@ -35,6 +34,11 @@ class Data(Protocol):
     @property
     def size(self) -> int:
         """How many there are."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """How many to take at once where nothing is learned."""
         ...
 
     def take(self, rows: Tensor) -> Any:
@@ -142,6 +146,10 @@ class Fit:
                         on_best()
                 if decayed:
                     self.optimizer = self.schedule.new_optimizer(self.model, self.plateau.lr)
+                if self.schedule.steps_after(self.epochs):
+                    self.plateau.step()
+                    for group in self.optimizer.param_groups:
+                        group["lr"] = self.plateau.lr
                 if on_epoch:
                     on_epoch(Epoch(self.epochs, lr, loss, better))
         if self._best is not None:
@@ -195,7 +203,7 @@ class Fit:
         total = 0.0
         everything = torch.arange(data.size, device=self.machine.torch_device)
         with torch.no_grad(), self.machine.precision():
-            for rows in torch.split(everything, CHUNK):
+            for rows in torch.split(everything, data.chunk):
                 total += self.loss_fn(self._runner, data.take(rows)).item() * len(rows)
         return total / data.size
 

@@ -132,12 +132,12 @@ class Learner(Trained):
     def _learn(self, task: Task) -> Learned:
         number, loss = self._enter(task)
         train = stored(task.train, self.machine)
-        validation = None if task.validation is None else Batches(stored(task.validation, self.machine))
+        validation = None if task.validation is None else Batches(stored(task.validation, self.machine), task.chunk)
         watch = Stopwatch()
 
         def new_fit(purpose: str) -> Fit:
             seed = seed_from("learner", self.seed, number, purpose)
-            return Fit(self.net, Batches(train), validation, loss, self.schedule, seed, self.machine)
+            return Fit(self.net, Batches(train, task.chunk), validation, loss, self.schedule, seed, self.machine)
 
         def expand() -> None:  # θ_e: the new task alone, by the same rule as everything else
             with watch.phase("expand"):
@@ -182,9 +182,10 @@ class Learner(Trained):
             self._enter(task)
             self._known.append(Known(task.name, task.outputs, task.loss))
         losses = [HeadLoss.of(number, task, self.machine) for number, task in enumerate(tasks)]
-        train = Mixture([stored(task.train, self.machine) for task in tasks])
+        chunk = min(task.chunk for task in tasks)
+        train = Mixture([stored(task.train, self.machine) for task in tasks], chunk)
         splits = [stored(task.validation, self.machine) for task in tasks if task.validation is not None]
-        validation = Mixture(splits) if len(splits) == len(tasks) else None
+        validation = Mixture(splits, chunk) if len(splits) == len(tasks) else None
         seed = seed_from("learner", self.seed, len(tasks) - 1, "train")
         loss = partial(mixture_loss, losses)
         fit = Fit(self.net, train, validation, loss, self.schedule, seed, self.machine)

@@ -33,6 +33,9 @@ class Schedule:
     """The end in any case."""
     patience: int | None = 10
     """Epochs without a better validation loss before the learning rate falls. None: it never falls."""
+    lr_steps: tuple[float, ...] = ()
+    """After these parts of `max_epochs` the learning rate falls as well, whatever the loss; the optimiser goes on with it. The
+    paper's code for large images: `max_epochs=40, lr_steps=(0.75,), decay=10`, from the 31st epoch on."""
     decay: float = 3.0
     """What the learning rate is divided by."""
     lr_min: float = 1e-5
@@ -59,10 +62,19 @@ class Schedule:
                 "Schedule needs 0 <= momentum < 1 and weight_decay >= 0; "
                 f"got momentum={self.momentum}, weight_decay={self.weight_decay}"
             )
+        if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(0 < part < 1 for part in self.lr_steps):
+            raise ValueError(
+                "Schedule's lr_steps are parts of max_epochs, each above 0 and below 1, in order, such as (0.5, 0.75); "
+                f"got {self.lr_steps}"
+            )
         if self.optimizer not in ("adam", "sgd"):
             raise ValueError(f"Schedule's optimizer must be 'adam' or 'sgd'; got {self.optimizer!r}")
         if self.select not in ("penalised", "old-penalised", "loss"):
             raise ValueError(f"Schedule's select must be 'penalised', 'old-penalised' or 'loss'; got {self.select!r}")
+
+    def steps_after(self, epochs: int) -> bool:
+        """Whether the learning rate falls after so many epochs, whatever the loss."""
+        return epochs in [round(part * self.max_epochs) for part in self.lr_steps]
 
     def check_without_validation(self) -> None:
         """Raise where this cannot be done without validation data."""
@@ -70,7 +82,7 @@ class Schedule:
             raise ValueError(
                 f"there are no validation data, and this schedule needs some: patience={self.patience}, "
                 f"best_weights={self.best_weights}. Use patience=None ('off' in a benchmark) and best_weights=False, with "
-                "max_epochs as the end, or give the tasks a validation split"
+                "max_epochs as the end and lr_steps for the learning rate, or give the tasks a validation split"
             )
 
     def new_optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -104,6 +116,10 @@ class Plateau:
         # The best loss is not forgotten and the weights are not rolled back: only the step gets smaller.
         self.lr, self.left = self.lr / self.schedule.decay, self.schedule.patience
         return False, True
+
+    def step(self) -> None:
+        """The learning rate falls, whatever the loss."""
+        self.lr /= self.schedule.decay
 
     @property
     def ended(self) -> bool:

@@ -59,6 +59,8 @@ class Batches:
     """The samples of one split."""
 
     split: Split
+    chunk: int = 1024
+    """How many at once where nothing is learned."""
 
     @property
     def size(self) -> int:
@@ -79,11 +81,12 @@ class HeadLoss:
     machine: Machine
     prepare: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
+    chunk: int = 1024
 
     @classmethod
     def of(cls, number: int, task: Task, machine: Machine) -> HeadLoss:
         """The loss of `task`, which has head number `number`."""
-        return cls(number, task.loss, machine, task.prepare, task.augment)
+        return cls(number, task.loss, machine, task.prepare, task.augment, task.chunk)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss."""
@@ -105,8 +108,8 @@ class HeadLoss:
 class Mixture:
     """The samples of several tasks in one: a batch is a list of (task's number, inputs, targets)."""
 
-    def __init__(self, splits: Sequence[Split]) -> None:
-        self.splits = splits
+    def __init__(self, splits: Sequence[Split], chunk: int = 1024) -> None:
+        self.splits, self.chunk = splits, chunk
         sizes = torch.tensor([split.size for split in splits])
         self.ends = sizes.cumsum(0)
         self.starts = self.ends - sizes
@@ -133,27 +136,23 @@ def mixture_loss(losses: Sequence[HeadLoss], model: nn.Module, batch: list[tuple
     return torch.stack(parts).sum()
 
 
-def predict_in_chunks(model: nn.Module, loss: HeadLoss, inputs: Tensor, chunk: int = 1024) -> Tensor:
+def predict_in_chunks(model: nn.Module, loss: HeadLoss, inputs: Tensor) -> Tensor:
     """The outputs for all `inputs`, in eval mode and without gradients; the mode is put back."""
-    return _in_chunks(model, lambda part: loss.outputs(model, (part,)), inputs, loss.machine, chunk).cpu()
+    return _in_chunks(model, lambda part: loss.outputs(model, (part,)), inputs, loss).cpu()
 
 
-def represent_in_chunks(
-    net: MultiHead, number: int, task: Task, inputs: Tensor, machine: Machine, chunk: int = 1024
-) -> Tensor:
+def represent_in_chunks(net: MultiHead, number: int, task: Task, inputs: Tensor, machine: Machine) -> Tensor:
     """The features of all `inputs` of `task`, by the net as it is for its task `number`; on the device."""
     loss = HeadLoss.of(number, task, machine)
-    return _in_chunks(net, lambda part: net.represent(loss.prepared(part), number), inputs, machine, chunk)
+    return _in_chunks(net, lambda part: net.represent(loss.prepared(part), number), inputs, loss)
 
 
-def _in_chunks(
-    model: nn.Module, ask: Callable[[Tensor], Tensor], inputs: Tensor, machine: Machine, chunk: int
-) -> Tensor:
-    mode = model.training
+def _in_chunks(model: nn.Module, ask: Callable[[Tensor], Tensor], inputs: Tensor, loss: HeadLoss) -> Tensor:
+    mode, device = model.training, loss.machine.torch_device
     model.eval()
     try:
-        with torch.no_grad(), machine.precision():
-            return torch.cat([ask(part.to(machine.torch_device)).float() for part in torch.split(inputs, chunk)])
+        with torch.no_grad(), loss.machine.precision():
+            return torch.cat([ask(part.to(device)).float() for part in torch.split(inputs, loss.chunk)])
     finally:
         model.train(mode)
 

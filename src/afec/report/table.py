@@ -189,9 +189,19 @@ def problems(rows: Sequence[Line]) -> list[tuple[str, list[Line]]]:
         ", ".join(f"{key.removesuffix(' name')} {keys[key]}" for key in differing if key in keys and key != "name")
         for keys in flat
     ]
-    if len(groups) == 1 and "setting" in firsts[0].stream:  # a table by itself says it as well
-        marks = [f"setting {firsts[0].stream['setting']}, net {firsts[0].net['name']}"]
+    if len(groups) == 1:  # a table by itself says it as well
+        marks = [_own_mark(firsts[0])]
     return list(zip(marks, groups.values(), strict=True))
+
+
+def _own_mark(config: RunConfig) -> str:
+    """What the title of a table says of its tasks and net even where nothing differs: results mean nothing without it."""
+    if "setting" in config.stream:
+        return f"setting {config.stream['setting']}, net {config.net['name']}"
+    if "size" in config.stream and config.net["name"] == "alexnet":
+        net = ", ".join(f"{key} {config.net[key]}" for key in ("hidden", "pool", "pretrained") if key in config.net)
+        return f"{config.stream['size']} pixels, alexnet ({net})"
+    return ""
 
 
 def one_problem(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:

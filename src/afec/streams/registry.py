@@ -11,8 +11,10 @@ from typing import Any
 from afec.naming import check_section, fault
 from afec.streams.cifar import cifar10_100, cifar100, cifar100_sc
 from afec.streams.cifar10_regression import cifar10_regression
+from afec.streams.cub import cub200
 from afec.streams.digits import digits, digits_regression
 from afec.streams.folder import PREFIX, folder
+from afec.streams.imagenet import imagenet100
 from afec.streams.omniglot import omniglot
 from afec.streams.task import Scenario, Stream
 
@@ -82,6 +84,8 @@ STREAMS: dict[str, StreamRecord] = _Streams(
         StreamRecord("cifar100", cifar100, "the 100 classes of CIFAR-100, five per task", "task"),
         StreamRecord("cifar10-100", cifar10_100, "CIFAR-10 as two tasks, then CIFAR-100 as 20", "task"),
         StreamRecord("omniglot", omniglot, "the 50 alphabets of Omniglot, a character a class", "task"),
+        StreamRecord("cub200", cub200, "the 200 birds of CUB-200-2011, 20 per task", "task"),
+        StreamRecord("imagenet100", imagenet100, "100 classes of ImageNet, ten per task; or any such folder", "task"),
         StreamRecord(FOLDER, _no_path, "your own images: PATH/<task>/<class>/<image>, see docs/data.md", "task"),
     )
 )

@@ -48,6 +48,8 @@ class Task:
     """From the inputs as they are kept (images: bytes) to what a net is given (floats, normalised); None: as they are."""
     augment: Callable[[Tensor], Tensor] | None = None
     """Changes a batch of inputs as they are kept, at random, wherever a net is in training mode; None: nothing."""
+    chunk: int = 1024
+    """How many samples go through a net at once where nothing is learned: fewer where each is large."""
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(LossKind):

@@ -1,0 +1,57 @@
+"""Image files to bytes: one file, or many of them on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+__all__ = ["BROKEN", "converted", "decode", "decode_all"]
+
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+"""What Pillow raises for a file that is no image, or only a part of one."""
+AT_ONCE = 256
+
+
+def converted(image: Image.Image, mode: str) -> Image.Image:
+    """The image as `RGB` or `L`: grey becomes three alike colours, CMYK its colours, and transparency is dropped."""
+    if image.mode in ("I", "I;16", "F"):
+        raise ValueError(f"it has more than a byte per pixel (mode {image.mode}); save it with 8 bits")
+    if image.mode == "P":  # colours by number, perhaps with a transparent one
+        image = image.convert("RGBA")
+    return image.convert(mode)
+
+
+def decode(file: Path, short: int) -> np.ndarray:
+    """The image as bytes (height, width, 3), scaled down so that its short side has `short` pixels.
+
+    A smaller image stays as it is. A photograph is turned as its camera says.
+    """
+    with Image.open(file) as opened:
+        image = converted(ImageOps.exif_transpose(opened), "RGB")
+    width, height = image.size
+    if min(width, height) > short:
+        part = short / min(width, height)
+        size = max(short, round(width * part)), max(short, round(height * part))
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def decode_all(files: Sequence[Path], short: int) -> Iterator[np.ndarray | str]:
+    """Each image in turn, or what is wrong with its file. Threads: Pillow lets others work while it decodes."""
+
+    def one(file: Path) -> np.ndarray | str:
+        try:
+            return decode(file, short)
+        except BROKEN as error:
+            return f"{file}: {error}"
+
+    with ThreadPoolExecutor(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ) as pool:
+        for start in range(0, len(files), AT_ONCE):  # so that no more than these wait in memory to be written
+            yield from pool.map(one, files[start : start + AT_ONCE])
