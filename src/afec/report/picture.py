@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,18 +14,18 @@ from matplotlib.figure import Figure
 
 from afec.files import FileError, load_tree
 from afec.lab import REFERENCES, RunConfig, RunDirectory, build
+from afec.lab.plain import check_plain
 from afec.learner import Machine
 from afec.learner.tasks import HeadLoss, predict_in_chunks
 from afec.metrics import aac_curve, new_task_accuracy
 from afec.nets import MultiHead
 from afec.report.circle import Panel, draw_circles
+from afec.report.reading import Runs
 from afec.report.table import lines, one_problem, readable
 from afec.streams import Task
 from afec.streams.regression import Arrangement
 
-__all__ = ["draw_curves", "draw_study"]
-
-Runs = Sequence[tuple[RunConfig, RunDirectory]]
+__all__ = ["circle_panels", "draw_curves", "draw_study", "load_weights"]
 
 
 def draw_study(path: Path, runs: Runs) -> None:
@@ -43,12 +44,7 @@ def draw_study(path: Path, runs: Runs) -> None:
 def draw_predictions(path: Path, runs: Runs) -> None:
     """The circles of one seed: the methods side by side, one row for each task."""
     seed = runs[0][1].seed
-    panels: list[list[Panel]] = []
-    for config, run in runs:
-        stream, net = build(config, seed)
-        _load_weights(net, run.path / "weights" / f"task{len(stream.tasks)}.safetensors")
-        panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
-    names = [task.name for task in stream.tasks]
+    names, panels = circle_panels([config for config, _ in runs], [run for _, run in runs])
     title = (
         f"{runs[0][0].benchmark}: where each method puts the images after learning {len(names)} arrangements\n"
         f"(test images of one seed, {seed}; the colour is the true class, a ring its place; the table has the means over seeds)"
@@ -57,7 +53,24 @@ def draw_predictions(path: Path, runs: Runs) -> None:
     draw_circles(path, rows, [line.label for line in lines(runs)], title)
 
 
-def _load_weights(net: MultiHead, file: Path) -> None:
+def circle_panels(configs: Sequence[RunConfig], runs: Sequence[RunDirectory]) -> tuple[list[str], list[list[Panel]]]:
+    """The names of the tasks, and for each run, all of one problem and seed, the panel of each task."""
+    stream, net = build(configs[0], runs[0].seed)
+    panels: list[list[Panel]] = []
+    for config, run in zip(configs, runs, strict=True):
+        load_weights(net, run, len(stream.tasks))
+        panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
+    return [task.name for task in stream.tasks], panels
+
+
+def load_weights(net: MultiHead, run: RunDirectory, tasks: int) -> None:
+    """The weights of a finished run of so many tasks into the net of its problem."""
+    file = run.path / "weights" / f"task{tasks}.safetensors"
+    if os.path.lexists(file):
+        try:
+            check_plain(file)
+        except OSError as error:
+            raise FileError(str(error)) from error
     weights = load_tree(file)
     try:
         net.load_state_dict(weights)

@@ -11,14 +11,13 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from afec.lab import RunConfig, RunDirectory
 from afec.report.paired import mean_and_std
+from afec.report.reading import Runs
 from afec.report.table import Line, lines, one_problem, problems
 from afec.report.trade_off import Curve, draw_trade_off
 
-__all__ = ["Series", "draw_strengths", "draw_trade_offs", "strengths"]
+__all__ = ["Series", "draw_strengths", "draw_trade_offs", "series_of", "strengths"]
 
-Runs = Sequence[tuple[RunConfig, RunDirectory]]
 PANELS = {"old_accuracy": "old tasks", "new_accuracy": "new task", "aac": "average"}
 
 
@@ -35,9 +34,14 @@ def strengths(runs: Runs) -> dict[str, list[Series]]:
     """The series of each regulariser (`ewc`, `mas`, …) that have at least two strengths; the runs must be of one problem."""
     one_problem(runs)
     groups = problems(lines(runs))
+    return series_of(groups[0][1] if groups else [])
+
+
+def series_of(rows: Sequence[Line]) -> dict[str, list[Series]]:
+    """The same of the rows of one problem."""
     found: dict[tuple[str, str], Series] = {}
     regulariser: dict[tuple[str, str], str] = {}
-    for row in groups[0][1] if groups else []:
+    for row in rows:
         strong = [term for term, settings in row.config.settings.items() if "strength" in settings]
         if len(strong) != 1:
             continue
@@ -70,8 +74,10 @@ def _keep_common_seeds(name: str, every: Sequence[Series]) -> None:
         raise ValueError(
             f"no seed has all strengths of {name}, with and without AFEC; run what is missing, or use --where"
         )
-    for row in points:
-        row.metrics = {seed: values for seed, values in row.metrics.items() if seed in common}
+    for series in every:
+        for weight, row in series.points.items():  # the rows themselves belong to the table
+            kept = {seed: values for seed, values in row.metrics.items() if seed in common}
+            series.points[weight] = replace(row, metrics=kept)
 
 
 def draw_strengths(path: Path, runs: Runs) -> None:
