@@ -146,7 +146,9 @@ def report(
     runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
     figure: Annotated[
         str | None,
-        typer.Option(help="study: circles or curves; strength: accuracy against λ; trade-off: old against new."),
+        typer.Option(
+            help="study (circles or curves), accuracy, new-tasks, transfer, matrix, strength, trade-off, cost."
+        ),
     ] = None,
     out: Annotated[
         Path | None,

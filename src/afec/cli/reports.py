@@ -15,17 +15,19 @@ from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
 from afec.lab.spec import value_of
 from afec.methods.expression import FINETUNE, terms_of
 from afec.naming import unknown
+from afec.report.drawn import draw_figure
 from afec.report.export import to_csv, to_latex, to_markdown
+from afec.report.figures import FIGURES as CHARTS
 from afec.report.page import page
-from afec.report.picture import draw_study
+from afec.report.picture import draw_study, heading
 from afec.report.reading import Reading, damaged, read
-from afec.report.strength import draw_strengths, draw_trade_offs
-from afec.report.table import lines, readable, show_tables
+from afec.report.sheet import ordered
+from afec.report.table import lines, one_problem, readable, show_tables
 
 __all__ = ["FIGURES", "PICTURES", "report"]
 
 PICTURES = (".png", ".svg", ".pdf")
-FIGURES = {"study": draw_study, "strength": draw_strengths, "trade-off": draw_trade_offs}
+FIGURES = ("study", *CHARTS)
 TABLES = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}
 PAGES = (".html",)
 PARTS = ("config.toml", "env.json", "accuracy.csv", "transfer.csv", "events.jsonl", "FAILED", "DONE")
@@ -62,11 +64,20 @@ def report(
         console.print(f"table: {out}", highlight=False, soft_wrap=True)
     else:
         try:
-            FIGURES[figure or "study"](out, readable(done))
+            _draw(out, figure or "study", done)
         except (ValueError, KeyError, RuntimeError, OSError) as error:
             raise SpecError(f"--figure {figure or 'study'}: {error}") from error
         console.print(f"picture: {out}", highlight=False, soft_wrap=True)
     console.print(_in_words(states), highlight=False, soft_wrap=True)
+
+
+def _draw(out: Path, figure: str, done: Runs) -> None:
+    if figure == "study":
+        draw_study(out, readable(done))
+        return
+    one_problem(done)
+    rows = ordered(lines(done))
+    draw_figure(out, CHARTS[figure](rows), heading(rows))
 
 
 def _write_page(console: Console, root: Path, out: Path, where: list[str], *, watch: bool, pictures: bool) -> None:

@@ -6,7 +6,7 @@ import re
 
 from markupsafe import Markup, escape
 
-__all__ = ["clean", "tag"]
+__all__ = ["clean", "prose", "tag"]
 
 # Control characters, marks that turn the direction of text, and halves of characters (names of files that are not UTF-8).
 _STRANGE = re.compile(
@@ -32,6 +32,12 @@ def tag(name: str, *children: str | Markup, **attributes: object) -> Markup:
     )
     inner = Markup("").join(child if isinstance(child, Markup) else escape(clean(child, 400)) for child in children)
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, inner)
+
+
+def prose(text: str, most: int = 2000) -> Markup:
+    """Words of ours, `code` in them as code."""
+    parts = clean(text, most).split("`")
+    return Markup("").join(tag("code", part) if place % 2 else escape(part) for place, part in enumerate(parts))
 
 
 def _shown(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,14 +15,15 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from afec.lab import REFERENCES
 from afec.report.chart import Figure
 from afec.report.export import to_csv, to_latex, to_markdown
 from afec.report.figures import figures_of
-from afec.report.markup import clean
+from afec.report.markup import clean, prose
 from afec.report.pictures import NOTHING, Pictures, pictures_of
-from afec.report.reading import STATES, Reading
+from afec.report.reading import STATES, Reading, mean
 from afec.report.reproduce import Command, command_for
-from afec.report.sheet import Sheet, after_tasks, differences, ordered, results
+from afec.report.sheet import Sheet, after_tasks, differences, of_values, ordered, results
 from afec.report.svg import draw
 from afec.report.table import Line, lines_of, problems
 from afec.report.trust import Verdict, missing_runs, verdicts
@@ -85,11 +87,18 @@ def studies(readings: Sequence[Reading], *, pictures: bool = True) -> list[Study
         if key not in have:
             have.add(key)
             rows.append(Line(one.config))
-    found = []
-    for place, (mark, group) in enumerate(problems(rows)):
-        mine = [one for one in known if one.config and Line(one.config).problem == group[0].problem]
-        found.append(_study(f"study{place + 1}", mark, ordered(group), mine, pictures=pictures))
-    return found
+    named: dict[tuple[str, str], list[Line]] = {}
+    for row in rows:
+        named.setdefault((row.config.benchmark, row.config.scale), []).append(row)
+    groups = [group for alike in named.values() for group in problems(alike)]
+    mine: dict[str, list[Reading]] = {}
+    for one in known:
+        assert one.config
+        mine.setdefault(Line(one.config).problem, []).append(one)
+    return [
+        _study(f"study{place}", mark, ordered(group), mine[group[0].problem], pictures=pictures)
+        for place, (mark, group) in enumerate(groups, start=1)
+    ]
 
 
 def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], *, pictures: bool) -> Study:
@@ -117,19 +126,27 @@ def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], *, pi
 
 
 def _headlines(rows: Sequence[Line]) -> list[str]:
-    """What came out, in words: AFEC's gain in average, old and new, at the same schedule and at equal compute."""
+    """What came out, in words: the best average, then AFEC's gain at the same schedule and at equal compute."""
+    said = []
+    known = [(mean(v), row) for row in rows if row.config.method not in REFERENCES and (v := row.values("aac"))]
+    ranked = sorted(((value, row) for value, row in known if not math.isnan(value)), key=lambda pair: -pair[0])
+    if ranked:
+        best = ranked[0][1]
+        plain = next((row for _, row in ranked if row.config.label == "finetune" and row is not best), None)
+        beside = f", {plain.label} {of_values(plain.values('aac')).text}" if plain else ""
+        said.append(f"Highest mean AAC of {len(ranked)}: {best.label}, {of_values(best.values('aac')).text} %{beside}")
     sheet = differences(rows)
     if sheet is None:
-        return []
+        return said
     found: dict[tuple[str, str], list[str]] = {}
     for ours, theirs, metric, gain, interval, _, won, zero in sheet.rows:
         if metric.text in ("AAC", "old tasks", "new task"):
             sure = {"outside": "", "inside": ", zero inside", "unknown": ", one seed"}[zero.text]
-            text = f"{metric.text} {gain.text}" + (
-                f" ({interval.text}{sure}; {won.text} seeds)" if metric.text == "AAC" else ""
-            )
+            more = f" ({interval.text}{sure}; {won.text} seeds won)" if metric.text == "AAC" else ""
+            text = f"{metric.text} {gain.text}{more}"
             found.setdefault((ours.text, theirs.text), []).append(text)
-    return [f"{ours} against {theirs}: {', '.join(texts)} points" for (ours, theirs), texts in found.items()]
+    gains = [f"{ours} against {theirs}: {', '.join(texts)} points" for (ours, theirs), texts in found.items()]
+    return [*said, *gains]
 
 
 def page(readings: Sequence[Reading], root: str, command: str, *, watching: bool = False, pictures: bool = True) -> str:
@@ -185,7 +202,7 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.globals.update(draw=draw, config_text=_config_text)
-    environment.filters.update(short=lambda text, most=160: clean(str(text), most), tail=_tail)
+    environment.filters.update(short=lambda text, most=160: clean(str(text), most), tail=_tail, prose=prose)
     return environment
 
 
