@@ -8,5 +8,13 @@ from pathlib import Path
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    for script in (["pull.py"], ["fisher.py"], ["fisher.py", "--alexnet"], ["learner.py"], ["learner.py", "--pair"]):
+    scripts = [
+        ["pull.py"],
+        ["fisher.py"],
+        ["fisher.py", "--alexnet"],
+        ["learner.py"],
+        ["learner.py", "--pair"],
+        ["report.py"],
+    ]
+    for script in scripts:
         subprocess.run([sys.executable, str(here / script[0]), *script[1:]], check=True)
