@@ -101,6 +101,7 @@ def test_what_the_paper_says_is_found_by_benchmark_setting_and_net():
         load_benchmark("cifar10-regression"), "ewc", sets={"stream": {"setting": "transfer"}, "net": {"name": "vgg11"}}
     )
     assert published(moved, 2) is None
+    assert published(config, 1) is None  # it is printed for the whole sequence only
     assert published_transfer(moved) == Published(76.66, 0.44)
     assert published(resolve(load_benchmark("omniglot"), "ewc+afec"), 25) == Published(84.08)
     longer = resolve(load_benchmark("cifar100-sc"), "ewc@equal-compute")

@@ -13,6 +13,7 @@ from afec.lab import RunConfig
 __all__ = ["Published", "published", "published_after", "published_transfer"]
 
 REGRESSION = "cifar10-regression"
+TASKS = {"two-task": 2, "ten-task": 10}
 AS_PUBLISHED = ("", "official")
 """Variants of a benchmark that are the paper's own rows."""
 
@@ -37,8 +38,8 @@ def published_after(benchmark: str) -> list[int]:
 
 def published(config: RunConfig, tasks: int) -> Published | None:
     """The paper's averaged accuracy of this row after so many tasks."""
-    if config.benchmark == REGRESSION and config.stream.get("setting") != "transfer":
-        return _of(_regression(config), config)
+    if config.benchmark == REGRESSION:
+        return _of(_regression(config), config) if tasks == TASKS.get(str(config.stream.get("setting"))) else None
     return _of(_tables()["after"].get(config.benchmark, {}).get(str(tasks), {}), config)
 
 

@@ -113,7 +113,7 @@ def _saliency(methods: Sequence[Line]) -> Pictures:
     caption = (
         f"Grad-CAM of the latest task after the whole stream: the first {IMAGES} test images of its last task for each "
         f"of {len(seeds)} seeds, not chosen by anybody. Bright: what speaks for the class that the method predicts, in "
-        "the last convolution. ✓ and a solid frame: predicted rightly; ✗ and a dashed frame: wrongly."
+        "the last convolution; all dark where nothing there does. ✓ and a solid frame: predicted rightly; ✗ and a dashed frame: wrongly."
     )
     said = tuple(f"{label}: {fault}" for label, fault in faults.items())
     return Pictures("saliency", ("image", *(row.label for row in methods)), tuple(rows), caption, faults=said)

@@ -25,7 +25,7 @@ STATES = ("finished", "unfinished", "failed", "damaged")
 _SMALL = 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reading:
     """One run, as far as it can be read."""
 

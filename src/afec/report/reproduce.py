@@ -31,13 +31,13 @@ def command_for(config: RunConfig, seeds: Sequence[int]) -> Command:
         benchmark = load_benchmark(config.benchmark)
         sets = _changes(resolve(benchmark, config.label, config.scale), config)
         again = resolve(benchmark, config.label, config.scale, sets)
-    except (SpecError, ValueError, KeyError, TypeError, AttributeError) as error:
+        options = [text for section, keys in sets.items() for text in _written(section, keys)]
+    except (SpecError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return Command(f"this version of the benchmark cannot make it again ({error})", False)
     if again.hash != config.hash:
         return Command("this version of the benchmark comes to other settings; those that were run are below", False)
     words = ["afec", "run", config.benchmark, "--method", config.label]
     words += ["--scale", config.scale] if config.scale != FULL else []
-    options = [text for section, keys in sets.items() for text in _written(section, keys)]
     words += ["--set", *options] if options else []
     lines = [shlex.join([*words, *_range(first, count)]) for first, count in _blocks(seeds)]
     return Command("\n".join(lines), True)

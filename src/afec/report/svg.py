@@ -179,7 +179,8 @@ def _bars(chart: Bars) -> Markup:
     known = [_known(trace.spread)[0] for trace in chart.traces]
     ends = [t.y[0] + sign * s for t, s in zip(chart.traces, known, strict=True) for sign in (-1, 1)]
     low, high = _range([0.0, *ends])
-    low, high = low if min(ends) < 0 else 0.0, high if max(ends) > 0 else 0.0
+    positive = all(trace.y[0] >= 0 for trace in chart.traces)  # then a whisker below zero would be nonsense
+    low, high = 0.0 if positive or min(ends) >= 0 else low, high if max(ends) > 0 else 0.0
     high = high if high > low else low + 1  # all of them zero
 
     def px(x: float) -> float:
@@ -194,7 +195,9 @@ def _bars(chart: Bars) -> Markup:
         said = f"{_value(value, trace.spread[0], trace.seeds, chart.digits)} {chart.unit}"
         left, right = sorted((px(0.0), px(value)))
         bar = tag("rect", x=left, y=y + 15, width=max(right - left, 0.8), height=14.0, class_="bar", data_t=said)
-        whisker = tag("path", d=f"M{px(value - spread):.1f} {y + 22:.1f}H{px(value + spread):.1f}", class_="whisker")
+        whisker = tag(
+            "path", d=f"M{px(max(value - spread, low)):.1f} {y + 22:.1f}H{px(value + spread):.1f}", class_="whisker"
+        )
         name = _text(8.0, y + 10, f"{clean(trace.label, 44)}: {value:.{chart.digits}f} {chart.unit}", "start")
         parts.append(tag("g", name, bar, *([whisker] if spread else []), class_=_colour(trace), data_s=trace.label))
     parts.append(tag("path", d=f"M{px(0.0):.1f} 4V{height - 26:g}", class_="axis"))

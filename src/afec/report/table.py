@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +81,7 @@ class Line:
     def name(self) -> str:
         """The method, its variant and its strengths."""
         weights = [
-            f"{symbol}={self.config.settings[term][key]:g}"
+            f"{symbol}={_number(self.config.settings[term][key])}"
             for term in self.config.settings
             for key, symbol in (("strength", "λ"), ("forgetting", "λ_e"), ("beta", "β"))
             if isinstance(self.config.settings[term].get(key), int | float)
@@ -90,6 +91,13 @@ class Line:
     def values(self, metric: str, seeds: Iterable[int] | None = None) -> list[float]:
         """One metric, seed by seed."""
         return [self.metrics[seed].get(metric, math.nan) for seed in (sorted(self.metrics) if seeds is None else seeds)]
+
+
+def _number(value: float) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:  # TOML's integers have no end
+        return "beyond all numbers"
 
 
 def lines(runs: Runs, split: str = "test") -> list[Line]:
@@ -140,11 +148,14 @@ def _scratch_on_disk(done: Sequence[tuple[RunConfig, Reading]]) -> list[tuple[Ru
     found = {}
     for config, one in done:
         alone = replace(config, method="scratch", variant="", settings={})
-        root = one.run.path.resolve().parents[3]
-        run = RunDirectory.of(root, alone, one.run.seed)
-        # A benchmark's name comes from a file: it must not lead out of the runs.
-        if run.path not in known and run.path.parents[2].parent == root and run.done:
-            found[run.path] = (alone, run)
+        above = one.run.path.resolve().parents
+        if len(above) < 4:
+            continue
+        run = RunDirectory.of(above[3], alone, one.run.seed)
+        with suppress(OSError):  # a name that no file can have
+            # A benchmark's name comes from a file: it must not lead out of the runs.
+            if run.path not in known and run.path.parents[2].parent == above[3] and run.done:
+                found[run.path] = (alone, run)
     return [(one.config, one) for one in whole(list(found.values())) if one.config]
 
 

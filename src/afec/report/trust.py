@@ -35,6 +35,10 @@ def verdicts(rows: Sequence[Line], readings: Sequence[Reading]) -> list[Verdict]
             "`afec tune` uses validation data of other seeds."
         )
         found.append(Verdict(False, text))
+    names = Counter((one.config.label, one.config.hash, one.run.seed) for one in readings if one.config)
+    if twice := sum(number > 1 for number in names.values()):
+        text = f"{_many(twice, 'run')} stand here more than once, in copied directories; of each, one counts."
+        found.append(Verdict(False, text))
     noted = [one for one in readings if one.notes]
     if noted:
         text = f"{_many(len(noted), 'run')} met a fault on the way and went on; the list of runs says which."
