@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from afec.files import write_text
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve
 from afec.lab.directory import Row
 from afec.report.page import page
@@ -29,7 +30,8 @@ def write_runs(root: Path, runs: int, tasks: int, epochs: int) -> None:
         grid, place = divmod(number, len(METHODS) * seeds)
         sets = {"training": {"lr": 0.001 * (grid + 1)}}
         run = RunDirectory.of(root, config := resolve(benchmark, METHODS[place // seeds], sets=sets), place % seeds)
-        run.begin(config)
+        write_text(run.path / "config.toml", config.to_toml())
+        write_text(run.path / "env.json", json.dumps({"afec": "0.1.0", "torch": "2.13.0", "host": "bench"}))
         table = chance.uniform(0.2, 0.8, (tasks + 1, tasks))
         run.write_accuracy(
             [Row(i, j + 1, f"task {j + 1}", 0.5, table[i, j]) for i in range(tasks + 1) for j in range(tasks)]

@@ -206,6 +206,7 @@ def test_markup_by_hand():
     assert clean("a\x00b\x1b\u202ec\nd") == "a\ufffdb\ufffd\ufffdc\nd"
     assert clean("x" * 50, 10) == "x" * 10 + " …"
     assert clean("\udcff") == "\ufffd"
+    assert tag("path", d="M" + "1 2L" * 400).count("1 2L") == 400  # a drawing is not cut
     assert tag("text", "<b>", class_='"', x=1.25) == '<text class="&#34;" x="1.2">&lt;b&gt;</text>'
 
 

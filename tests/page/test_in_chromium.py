@@ -111,12 +111,14 @@ def test_the_theme_can_be_changed_and_is_kept(browser, page):
     browser.ask("localStorage.clear()")
 
 
-@pytest.mark.parametrize("what", ["path.dot", "rect.bar", "svg.heat"])
+@pytest.mark.parametrize("what", ["path.dot", "figure.cost rect.bar", "svg.heat"])
 def test_values_are_shown_under_the_pointer(browser, page, what):
     browser.screen(1280)
     browser.open(page)
-    place = """(name => { const one = document.querySelector(name);
+    # Scrolling hides what is shown, and is told in the next frame only.
+    place = """(async name => { const one = document.querySelector(name);
         one.scrollIntoView({block: 'center', behavior: 'instant'});
+        for (let frame = 0; frame < 3; frame++) await new Promise(done => requestAnimationFrame(done));
         const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })"""
     x, y = browser.ask(f"{place}('{what}')")
     browser.move(x, y)

@@ -21,9 +21,13 @@ def plain_text(path: Path, most: int = MOST_TEXT, *, errors: str = "strict") -> 
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     if path.is_symlink():
         raise OSError(f"{path} is a link; the files of a run are read from its own directory only")
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        _check(path, os.fstat(file.fileno()), most)
-        return file.read(most + 1).decode("utf-8", errors)
+    number = os.open(path, flags)
+    try:
+        _check(path, os.fstat(number), most)
+        with os.fdopen(number, "rb", closefd=False) as file:
+            return file.read(most + 1).decode("utf-8", errors)
+    finally:
+        os.close(number)
 
 
 def check_plain(path: Path, most: int = MOST_WEIGHTS) -> None:

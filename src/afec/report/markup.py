@@ -13,6 +13,9 @@ _STRANGE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
 )
 MOST = 20_000
+NAME, DRAWN = 400, 2_000_000
+LONG = ("d", "data_v", "data_names")
+"""Attributes that we write ourselves and that are as long as a drawing is."""
 
 
 def clean(text: str, most: int = MOST) -> str:
@@ -25,12 +28,12 @@ def tag(name: str, *children: str | Markup, **attributes: object) -> Markup:
     """An element; everything that is no markup is escaped. `class_` is `class`, `data_t` is `data-t`; None leaves one out."""
     written = Markup("").join(
         Markup(' {}="{}"').format(
-            Markup(key.rstrip("_").replace("_", "-")), value if isinstance(value, Markup) else clean(_shown(value), 400)
+            Markup(key.rstrip("_").replace("_", "-")), clean(_shown(value), DRAWN if key in LONG else NAME)
         )
         for key, value in attributes.items()
         if value is not None
     )
-    inner = Markup("").join(child if isinstance(child, Markup) else escape(clean(child, 400)) for child in children)
+    inner = Markup("").join(child if isinstance(child, Markup) else escape(clean(child, NAME)) for child in children)
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), written, inner)
 
 

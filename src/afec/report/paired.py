@@ -20,7 +20,9 @@ DRAWS = 20_000
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and the standard deviation of a sample (n − 1); nan where there is a single value."""
+    """The mean, and the standard deviation of a sample (n − 1); nan where there is a single value, or one is not known."""
+    if any(map(math.isnan, values)):
+        return math.nan, math.nan
     return fmean(values), stdev(values) if len(values) > 1 else math.nan
 
 

@@ -22,6 +22,7 @@ from afec.report.saliency import Look, captum_is_there, last_convolution, look, 
 from afec.report.svg import draw_circle
 from afec.report.table import Line
 from afec.streams import STREAMS, Stream
+from afec.streams.folder import PREFIX
 
 __all__ = ["NOTHING", "Pictures", "Tile", "pictures_of"]
 
@@ -65,7 +66,7 @@ def pictures_of(rows: Sequence[Line]) -> Pictures:
         return NOTHING
     config = methods[0].config
     try:
-        if config.stream["name"] not in STREAMS:
+        if str(config.stream["name"]).startswith(PREFIX) or config.stream["name"] not in STREAMS:
             # A folder is named by the run, and a page must not show what somebody else's run directory points at.
             raise ValueError(f"the stream {config.stream['name']} is not one of the package's own")
         if any(isinstance(v, int) and v > LARGEST for table in (config.net, config.stream) for v in table.values()):
@@ -113,7 +114,8 @@ def _saliency(methods: Sequence[Line]) -> Pictures:
     caption = (
         f"Grad-CAM of the latest task after the whole stream: the first {IMAGES} test images of its last task for each "
         f"of {len(seeds)} seeds, not chosen by anybody. Bright: what speaks for the class that the method predicts, in "
-        "the last convolution; all dark where nothing there does. ✓ and a solid frame: predicted rightly; ✗ and a dashed frame: wrongly."
+        "the last convolution; all dark where nothing there does. ✓ and a solid frame: predicted rightly; ✗ and a dashed "
+        "frame: wrongly."
     )
     said = tuple(f"{label}: {fault}" for label, fault in faults.items())
     return Pictures("saliency", ("image", *(row.label for row in methods)), tuple(rows), caption, faults=said)

@@ -230,7 +230,7 @@ def _heat(chart: Heat) -> Markup:
     label = f"{chart.title}: accuracy of each task (columns) after each task (rows), in %"
     return tag(
         "svg", *parts, viewBox=f"-0.1 -0.1 {columns + 0.2:g} {rows + 0.2:g}", role="img", aria_label=label,
-        class_="heat", data_v=values, data_names=Markup("{}").format(names), data_s=chart.title,
+        class_="heat", data_v=values, data_names=names, data_s=chart.title,
     )  # fmt: skip
 
 
