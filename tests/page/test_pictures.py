@@ -16,6 +16,7 @@ from afec.learner.tasks import HeadLoss
 from afec.nets import MultiHead
 from afec.report import pictures, saliency
 from afec.report.pictures import pictures_of
+from afec.report.sheet import ordered
 from afec.report.table import lines
 from written_runs import learned, written
 
@@ -26,7 +27,7 @@ def with_weights(root, methods, seeds, tasks, benchmark):
         for seed in range(seeds):
             config, run = written(root, method, seed, learned(tasks, 0.5), (4,) * tasks, (0,) * tasks, benchmark)
             save_tree(run.path / "weights" / f"task{tasks}.safetensors", dict(build(config, seed)[1].state_dict()))
-    return lines([(run.config, run) for run in find_runs(root)])
+    return ordered(lines([(run.config, run) for run in find_runs(root)]))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from afec.report.markup import clean
 from afec.report.sheet import Cell, Sheet, after_tasks, differences, ordered, results
 from afec.report.table import COLUMNS, Line, cells, comparisons, problems
 
-__all__ = ["to_csv", "to_latex", "to_markdown"]
+__all__ = ["latex_of", "to_csv", "to_latex", "to_markdown"]
 
 LATEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -61,30 +61,32 @@ def to_markdown(rows: Sequence[Line]) -> str:
 
 def to_latex(rows: Sequence[Line]) -> str:
     """The tables for a paper, with \\usepackage{booktabs}: results, A after k tasks, and the paired differences."""
+    return latex_of([(sheet, mark) for mark, group in problems(rows) for sheet in sheets_of(group)])
+
+
+def latex_of(sheets: Sequence[tuple[Sheet, str]]) -> str:
+    """Tables that were made already, each with what tells its study from others."""
     parts = ["% \\usepackage{booktabs}"]
-    for mark, group in problems(rows):
-        for sheet in sheets_of(group):
-            columns = "l" * sum(name in ("method", "with AFEC", "against", "metric") for name in sheet.head)
-            columns += "r" * (len(sheet.head) - len(columns))
-            title = sheet.title + (f" ({mark})" if mark else "")
-            caption = ". ".join(text.rstrip(".") for text in (title, sheet.caption) if text) + "."
-            parts.append(
-                "\n".join(
-                    [
-                        r"\begin{table}",
-                        r"\centering",
-                        rf"\caption{{{_latex(caption)}}}",
-                        rf"\begin{{tabular}}{{{columns}}}",
-                        r"\toprule",
-                        " & ".join(_latex(name) for name in sheet.head) + r" \\",
-                        r"\midrule",
-                        *(" & ".join(_latex_cell(cell) for cell in line) + r" \\" for line in sheet.rows),
-                        r"\bottomrule",
-                        r"\end{tabular}",
-                        r"\end{table}",
-                    ]
-                )
-            )
+    for sheet, mark in sheets:
+        columns = "l" * sum(name in ("method", "with AFEC", "against", "metric") for name in sheet.head)
+        columns += "r" * (len(sheet.head) - len(columns))
+        title = sheet.title + (f" ({mark})" if mark else "")
+        caption = ". ".join(text.rstrip(".") for text in (title, sheet.caption) if text) + "."
+        body = [" & ".join(_latex_cell(cell) for cell in line) + r" \\" for line in sheet.rows]
+        lines = [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_latex(caption)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            " & ".join(_latex(name) for name in sheet.head) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from afec.lab import REFERENCES
 from afec.report.chart import Figure
-from afec.report.export import to_csv, to_latex, to_markdown
+from afec.report.export import latex_of, to_csv, to_markdown
 from afec.report.figures import figures_of
 from afec.report.markup import clean, prose
 from afec.report.pictures import NOTHING, Pictures, pictures_of
@@ -49,6 +49,8 @@ class Study:
     headlines: list[str]
     commands: list[tuple[Line, Command]]
     missing: list[tuple[Line, int]]
+    exports: list[tuple[str, str]]
+    """The tables for a paper, and every seed."""
     pictures: Pictures = field(default=NOTHING)
 
     @property
@@ -66,14 +68,6 @@ class Study:
             "seeds": f"{len(seeds)} ({', '.join(map(str, seeds[:8]))}{', …' if len(seeds) > 8 else ''})",
             "runs": str(len(self.readings)),
         }
-
-    @property
-    def exports(self) -> list[tuple[str, str]]:
-        """The tables for a paper, and every seed."""
-        finished = [row for row in self.rows if row.metrics]
-        if not finished:
-            return []
-        return [("LaTeX", to_latex(finished)), ("Markdown", to_markdown(finished)), ("CSV", to_csv(finished))]
 
 
 def studies(readings: Sequence[Reading], *, pictures: bool = True) -> list[Study]:
@@ -104,7 +98,8 @@ def studies(readings: Sequence[Reading], *, pictures: bool = True) -> list[Study
 def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], *, pictures: bool) -> Study:
     finished = [row for row in rows if row.metrics]
     config = rows[0].config
-    sheets = [results(rows), after_tasks(finished), differences(finished)] if finished else []
+    gains = differences(finished)
+    sheets = [results(rows), after_tasks(finished), gains] if finished else []
     seeds: dict[tuple[str, str], list[int]] = {}
     for one in readings:
         assert one.config
@@ -118,14 +113,22 @@ def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], *, pi
         [sheet for sheet in sheets if sheet],
         figures_of(finished) if finished else [],
         verdicts(rows, readings),
-        _headlines(finished),
+        _headlines(finished, gains),
         [(row, command_for(row.config, seeds[row.config.label, row.config.hash])) for row in rows],
         missing_runs(rows, readings),
+        _exports(finished, [sheet for sheet in sheets if sheet], mark),
         pictures_of(finished) if pictures and finished else NOTHING,
     )
 
 
-def _headlines(rows: Sequence[Line]) -> list[str]:
+def _exports(rows: list[Line], sheets: list[Sheet], mark: str) -> list[tuple[str, str]]:
+    if not rows:
+        return []
+    latex = latex_of([(sheet, mark) for sheet in sheets])
+    return [("LaTeX", latex), ("Markdown", to_markdown(rows)), ("CSV", to_csv(rows))]
+
+
+def _headlines(rows: Sequence[Line], gains: Sheet | None) -> list[str]:
     """What came out, in words: the best average, then AFEC's gain at the same schedule and at equal compute."""
     said = []
     known = [(mean(v), row) for row in rows if row.config.method not in REFERENCES and (v := row.values("aac"))]
@@ -135,18 +138,16 @@ def _headlines(rows: Sequence[Line]) -> list[str]:
         plain = next((row for _, row in ranked if row.config.label == "finetune" and row is not best), None)
         beside = f", {plain.label} {of_values(plain.values('aac')).text}" if plain else ""
         said.append(f"Highest mean AAC of {len(ranked)}: {best.label}, {of_values(best.values('aac')).text} %{beside}")
-    sheet = differences(rows)
-    if sheet is None:
+    if gains is None:
         return said
     found: dict[tuple[str, str], list[str]] = {}
-    for ours, theirs, metric, gain, interval, _, won, zero in sheet.rows:
+    for ours, theirs, metric, gain, interval, _, won, zero in gains.rows:
         if metric.text in ("AAC", "old tasks", "new task"):
-            sure = {"outside": "", "inside": ", zero inside", "unknown": ", one seed"}[zero.text]
+            sure = {"outside": "", "inside": ", zero inside", "unknown": ""}[zero.text]
             more = f" ({interval.text}{sure}; {won.text} seeds won)" if metric.text == "AAC" else ""
             text = f"{metric.text} {gain.text}{more}"
             found.setdefault((ours.text, theirs.text), []).append(text)
-    gains = [f"{ours} against {theirs}: {', '.join(texts)} points" for (ours, theirs), texts in found.items()]
-    return [*said, *gains]
+    return said + [f"{ours} against {theirs}: {', '.join(texts)} points" for (ours, theirs), texts in found.items()]
 
 
 def page(readings: Sequence[Reading], root: str, command: str, *, watching: bool = False, pictures: bool = True) -> str:

@@ -6,9 +6,10 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from afec.lab import RunConfig, SpecError, benchmark_names, load_benchmark, resolve
+from afec.lab import Benchmark, RunConfig, SpecError, benchmark_names, load_benchmark, resolve
 from afec.lab.spec import FULL
 
 __all__ = ["Command", "command_for"]
@@ -28,7 +29,7 @@ def command_for(config: RunConfig, seeds: Sequence[int]) -> Command:
     if config.benchmark not in benchmark_names():
         return Command(f"its benchmark, {config.benchmark}, is a file of your own: give its path to `afec run`", False)
     try:
-        benchmark = load_benchmark(config.benchmark)
+        benchmark = _benchmark(config.benchmark)
         sets = _changes(resolve(benchmark, config.label, config.scale), config)
         again = resolve(benchmark, config.label, config.scale, sets)
         options = [text for section, keys in sets.items() for text in _written(section, keys)]
@@ -41,6 +42,12 @@ def command_for(config: RunConfig, seeds: Sequence[int]) -> Command:
     words += ["--set", *options] if options else []
     lines = [shlex.join([*words, *_range(first, count)]) for first, count in _blocks(seeds)]
     return Command("\n".join(lines), True)
+
+
+@cache
+def _benchmark(name: str) -> Benchmark:
+    """One of the package's own: it stays what it is."""
+    return load_benchmark(name)
 
 
 def _changes(plain: RunConfig, config: RunConfig) -> dict[str, Any]:
