@@ -11,6 +11,7 @@ PARALLEL := -n auto --dist worksteal
 demo: .venv/core
 	$(BIN)/afec run digits-regression --method finetune ewc ewc@equal-compute ewc+afec --seeds 5 \
 		--runs demo-output/runs --picture demo-output/circles.png
+	$(BIN)/afec report demo-output/runs -o demo-output/report.html
 
 test: .venv/dev
 	$(BIN)/ruff check .

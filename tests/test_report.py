@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from afec.files import save_tree
-from afec.lab import RunDirectory, build, load_benchmark, resolve
-from afec.lab.directory import Row
-from afec.lab.spec import merged
+from afec.lab import RunDirectory, build
 from afec.report import Panel, draw_circles, mean_and_std, paired
 from afec.report.picture import draw_study
 from afec.report.table import Line, comparisons, lines, study_table
+from written_runs import after_two, written
 
 
 def test_mean_and_sample_deviation():
@@ -67,29 +66,6 @@ def test_a_row_of_the_wrong_length_is_refused(tmp_path):
 
 
 # -- the table of a study -----------------------------------------------------------------------------------------
-
-
-def written(root, method, seed, matrix, epochs=(4, 4), theta_e=(0, 0), benchmark="digits-regression", **sets):
-    """A finished run with these accuracies, as if it had been run."""
-    weights = {"ewc": {"strength": 30}, "afec": {"forgetting": 0.1}}  # whatever the benchmark is tuned to
-    config = resolve(load_benchmark(benchmark), method, "smoke", merged({"method": weights}, sets))
-    directory = RunDirectory.of(root, config, seed)
-    directory.begin(config)
-    rows = [(i, j) for i in range(len(matrix)) for j in range(len(matrix[0])) if not math.isnan(matrix[i][j])]
-    directory.write_accuracy([Row(i, j + 1, f"task {j + 1}", 0.5, matrix[i][j]) for i, j in rows])
-    directory.append_events(
-        [
-            {"event": "task", "task": n + 1, "epochs": one, "epochs_theta_e": other, "samples": 100 * (one + other)}
-            for n, (one, other) in enumerate(zip(epochs, theta_e, strict=True))
-        ]
-    )
-    directory.finish({"wall_seconds": 1.0})
-    return config, directory
-
-
-def after_two(old, new):
-    """0.1 by chance; the first task at 0.8 when it was learned."""
-    return [[0.1, 0.1], [0.8, 0.1], [old, new]]
 
 
 @pytest.fixture

@@ -146,22 +146,34 @@ def report(
     runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
     figure: Annotated[
         str | None,
-        typer.Option(help="study: circles or curves; strength: accuracy against λ; trade-off: old against new."),
+        typer.Option(
+            help="study (circles or curves), accuracy, new-tasks, transfer, matrix, strength, trade-off, cost."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="A figure (.png, .svg, .pdf), every seed (.csv), or the tables (.md)."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="The page (.html), a figure (.png, .svg, .pdf), every seed (.csv), or the tables (.md, .tex).",
+        ),
     ] = None,
     where: Annotated[
         list[str],
         typer.Option("--where", help="Only runs with key=value: scale=short net.name=lenet method=ewc,ewc+afec"),
     ] = [],  # noqa: B006
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep the page fresh while a study runs, until Ctrl-C.")
+    ] = False,
+    pictures: Annotated[
+        bool, typer.Option(help="Circles and Grad-CAM in the page, from weights and data; the rest needs neither.")
+    ] = True,
     data: Data = None,
 ) -> None:
-    """Show the tables of the finished runs, or draw a figure of them."""
+    """Show the tables of the finished runs, draw a figure of them, or write the page about them."""
     from afec.cli import reports, work
 
-    reports.report(work.console_here(), runs, figure, out, where)
+    reports.report(work.console_here(), runs, figure, out, where, watch, pictures)
 
 
 @app.command("list")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,24 +15,42 @@ from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
 from afec.lab.spec import value_of
 from afec.methods.expression import FINETUNE, terms_of
 from afec.naming import unknown
-from afec.report.export import to_csv, to_markdown
-from afec.report.picture import draw_study
-from afec.report.strength import draw_strengths, draw_trade_offs
-from afec.report.table import lines, readable, show_tables
+from afec.report.drawn import draw_figure
+from afec.report.export import to_csv, to_latex, to_markdown
+from afec.report.figures import FIGURES as CHARTS
+from afec.report.page import page
+from afec.report.picture import draw_study, heading
+from afec.report.reading import Reading, damaged, read
+from afec.report.sheet import ordered
+from afec.report.table import lines, one_problem, readable, show_tables
 
 __all__ = ["FIGURES", "PICTURES", "report"]
 
 PICTURES = (".png", ".svg", ".pdf")
-FIGURES = {"study": draw_study, "strength": draw_strengths, "trade-off": draw_trade_offs}
-TABLES = {".csv": to_csv, ".md": to_markdown}
+FIGURES = ("study", *CHARTS)
+TABLES = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}
+PAGES = (".html",)
+PARTS = ("config.toml", "env.json", "accuracy.csv", "transfer.csv", "events.jsonl", "FAILED", "DONE")
+WATCH_SECONDS = 5.0
 Runs = list[tuple[RunConfig, RunDirectory]]
 
 
-def report(console: Console, root: Path, figure: str | None, out: Path | None, where: list[str]) -> None:
-    """Print the tables of the finished runs under `root`, or write them, or one figure, into `out`."""
-    check_arguments(figure, out, where)
+def report(
+    console: Console,
+    root: Path,
+    figure: str | None,
+    out: Path | None,
+    where: list[str],
+    watch: bool = False,
+    pictures: bool = True,
+) -> None:
+    """Print the tables of the finished runs under `root`, or write them, one figure, or the page into `out`."""
+    check_arguments(figure, out, where, watch)
     if not root.is_dir():
         raise RunError(f"there is no directory {root}; give the one that `afec run` wrote to")
+    if out is not None and out.suffix in PAGES:
+        _write_page(console, root, out, where, watch=watch, pictures=pictures)
+        return
     found, states = chosen(root, where)
     done = [(config, run) for config, run in found if run.done]
     if not done:
@@ -43,21 +64,93 @@ def report(console: Console, root: Path, figure: str | None, out: Path | None, w
         console.print(f"table: {out}", highlight=False, soft_wrap=True)
     else:
         try:
-            FIGURES[figure or "study"](out, readable(done))
+            _draw(out, figure or "study", done)
         except (ValueError, KeyError, RuntimeError, OSError) as error:
             raise SpecError(f"--figure {figure or 'study'}: {error}") from error
         console.print(f"picture: {out}", highlight=False, soft_wrap=True)
     console.print(_in_words(states), highlight=False, soft_wrap=True)
 
 
-def check_arguments(figure: str | None, out: Path | None, where: list[str]) -> None:
+def _draw(out: Path, figure: str, done: Runs) -> None:
+    if figure == "study":
+        draw_study(out, readable(done))
+        return
+    one_problem(done)
+    rows = ordered(lines(done))
+    draw_figure(out, CHARTS[figure](rows), heading(rows))
+
+
+def _write_page(console: Console, root: Path, out: Path, where: list[str], *, watch: bool, pictures: bool) -> None:
+    """The page, once or again and again until Ctrl-C; what is written last does not reload itself."""
+    command = shlex.join(["afec", *sys.argv[1:]])
+    library = Library(root, where)
+
+    def write(readings: list[Reading], *, watching: bool) -> None:
+        write_text(out, page(readings, str(root), command, watching=watching, pictures=pictures))
+
+    readings = library.readings()
+    write(readings, watching=watch)
+    console.print(f"page: {out}", highlight=False, soft_wrap=True)
+    console.print(_in_words(library.states), highlight=False, soft_wrap=True)
+    if not watch:
+        return
+    console.print("watching; Ctrl-C ends it", highlight=False)
+    try:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            if (now := library.readings()) != readings:
+                readings = now
+                write(readings, watching=True)
+    except KeyboardInterrupt:
+        write(library.readings(), watching=False)
+
+
+class Library:
+    """The runs under a directory; one that has not changed is not read again."""
+
+    def __init__(self, root: Path, where: list[str]) -> None:
+        self.root, self.where = root, where
+        self.states: Counter[str] = Counter()
+        self._known: dict[Path, tuple[object, Reading]] = {}
+
+    def readings(self) -> list[Reading]:
+        """All of them, as they are now: those that fit, and those that nobody can read."""
+        found, _ = chosen(self.root, self.where)
+        readings = [self._read(run, config) for config, run in found]
+        fits = {run.path for _, run in found}
+        for run in find_runs(self.root):
+            if run.path not in fits:
+                try:
+                    _ = (run.config, run.seed)  # it does not fit
+                except RunError as error:
+                    readings.append(damaged(run, str(error)))
+        self.states = Counter(one.state for one in readings)
+        return readings
+
+    def _read(self, run: RunDirectory, config: RunConfig) -> Reading:
+        state = tuple(
+            (file.name, found.st_mtime_ns, found.st_size)
+            for file in sorted(run.path.iterdir())
+            if file.name in PARTS and (found := file.lstat())
+        )
+        known = self._known.get(run.path)
+        if known is None or known[0] != state:
+            self._known[run.path] = known = (state, read(config, run))
+        return known[1]
+
+
+def check_arguments(
+    figure: str | None, out: Path | None, where: list[str], watch: bool = False, pictures: bool = True
+) -> None:
     """Before any directory is read."""
+    if watch and (out is None or out.suffix not in PAGES):
+        raise SpecError("--watch: give the page to keep fresh, e.g. -o report.html")
     if figure is not None and figure not in FIGURES:
         raise SpecError(f"--figure {figure}: {unknown('figure', figure, FIGURES)}")
-    if figure is not None and (out is None or out.suffix in TABLES):
+    if figure is not None and (out is None or out.suffix in (*TABLES, *PAGES)):
         raise SpecError(f"--figure {figure}: give the file to draw it into, e.g. -o {figure}.png")
-    if out and out.suffix not in (*PICTURES, *TABLES):
-        raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PICTURES, *TABLES))}")
+    if out and out.suffix not in (*PAGES, *PICTURES, *TABLES):
+        raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PAGES, *PICTURES, *TABLES))}")
     for text in where:
         _condition(text)
 

@@ -98,7 +98,16 @@ class RunConfig:
         if data["training"].get("patience") == "off":
             data["training"]["patience"] = None
         data["training"]["lr_steps"] = tuple(data["training"].get("lr_steps", ()))
-        return cls(**data)
+        found = cls(**data)
+        for name in ("benchmark", "scale", "method", "variant"):
+            if not isinstance(getattr(found, name), str):
+                raise TypeError(f"{name} is no text: {getattr(found, name)!r}")
+        for name, section in (("stream", found.stream), ("net", found.net), *found.settings.items()):
+            if not isinstance(section, dict):
+                raise TypeError(f"{name} is no table: {section!r}")
+        if not all(isinstance(section.get("name"), str) for section in (found.stream, found.net)):
+            raise ValueError("stream and net need a name")
+        return found
 
 
 def _plain(value: Any) -> Any:

@@ -33,6 +33,7 @@ from afec.files import FileError, load_tree, save_tree, write_text
 from afec.lab.config import RunConfig
 from afec.lab.environment import environment
 from afec.lab.lock import locked
+from afec.lab.plain import MOST_TEXT, plain_text
 from afec.learner import Transferred
 from afec.naming import unknown
 
@@ -40,6 +41,7 @@ __all__ = ["Row", "RunDirectory", "RunError", "find_runs"]
 
 TUNING = "tuning"
 """Where trials are, under the root of the runs."""
+MOST_CONFIG, MOST_TRACEBACK, MOST_EVENTS = 2**20, 2**20, 4 * MOST_TEXT
 COLUMNS = ("after", "task", "name", "validation", "test")
 TRANSFER_COLUMNS = ("name", "validation", "test", "epochs")
 
@@ -90,7 +92,12 @@ class RunDirectory:
     def failure(self) -> str | None:
         """The traceback of a run that failed."""
         file = self.path / "FAILED"
-        return file.read_text(encoding="utf-8", errors="replace") if file.exists() else None
+        if not os.path.lexists(file):
+            return None
+        try:
+            return plain_text(file, MOST_TRACEBACK, errors="replace")
+        except OSError as error:
+            return str(error)
 
     @property
     def checkpoint(self) -> Path:
@@ -107,8 +114,8 @@ class RunDirectory:
         """What was run."""
         file = self.path / "config.toml"
         try:
-            return RunConfig.from_toml(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return RunConfig.from_toml(plain_text(file, MOST_CONFIG))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise RunError(f"{file} cannot be read ({error}); move the directory away and run again") from error
 
     def locked(self, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
@@ -204,7 +211,7 @@ class RunDirectory:
         """accuracy.csv."""
         file = self.path / "accuracy.csv"
         try:
-            text = file.read_text(encoding="utf-8")
+            text = plain_text(file)
             if not text.endswith("\n"):
                 raise ValueError("its last line is cut")
             lines = list(csv.DictReader(text.splitlines()))
@@ -212,16 +219,16 @@ class RunDirectory:
                 Row(int(r["after"]), int(r["task"]), r["name"], float(r["validation"] or "nan"), float(r["test"]))
                 for r in lines
             ]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
             raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
 
     def transfers(self) -> list[Transferred]:
         """transfer.csv; empty where the stream asks for none."""
         file = self.path / "transfer.csv"
-        if not file.exists():
+        if not os.path.lexists(file):
             return []
         try:
-            text = file.read_text(encoding="utf-8")
+            text = plain_text(file)
             if not text.endswith("\n"):
                 raise ValueError("its last line is cut")
             found = [
@@ -236,7 +243,10 @@ class RunDirectory:
 
     def matrix(self, split: str = "test") -> NDArray[np.float64]:
         """A[i, j]: accuracy of task j+1 after i tasks (row 0: random initialisation); NaN where it was not measured."""
-        rows = self.rows()
+        return self.matrix_of(self.rows(), split)
+
+    def matrix_of(self, rows: Sequence[Row], split: str = "test") -> NDArray[np.float64]:
+        """The same of rows that were read already."""
         if split not in ("test", "validation"):
             raise ValueError(unknown("split", split, ["test", "validation"]))
         tasks = min(max((row.task for row in rows), default=0), len(rows))  # a damaged number must not fill the memory
@@ -250,20 +260,28 @@ class RunDirectory:
             raise RunError(f"{self.path / 'accuracy.csv'} is not whole; move the directory away and run again")
         return matrix
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """events.jsonl, without lines that are not whole."""
+    def events(self, *, epochs: bool = True) -> Iterator[dict[str, Any]]:
+        """events.jsonl, without lines that are not whole; and without those of single epochs, which are most of it."""
         file = self.path / "events.jsonl"
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+        if not os.path.lexists(file):
+            return
+        try:
+            text = plain_text(file, MOST_EVENTS, errors="replace")
+        except OSError as error:
+            raise RunError(f"{file} cannot be read ({error}); move the directory away and run again") from error
+        for line in text.splitlines():
+            if not epochs and line.startswith('{"event": "epoch"'):
+                continue
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
                 yield event
 
     def tasks(self) -> list[dict[str, Any]]:
         """What each task took; of a task that was written twice around a crash, the last."""
-        last = {event["task"]: event for event in self.events() if event.get("event") == "task"}
+        last = {event["task"]: event for event in self.events(epochs=False) if event.get("event") == "task"}
         return [last[number] for number in sorted(last)]
 
     @property

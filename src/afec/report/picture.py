@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import matplotlib as mpl
-import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from afec.files import FileError, load_tree
-from afec.lab import REFERENCES, RunConfig, RunDirectory, build
+from afec.lab import RunConfig, RunDirectory, build
+from afec.lab.plain import check_plain
 from afec.learner import Machine
 from afec.learner.tasks import HeadLoss, predict_in_chunks
-from afec.metrics import aac_curve, new_task_accuracy
 from afec.nets import MultiHead
 from afec.report.circle import Panel, draw_circles
-from afec.report.table import lines, one_problem, readable
+from afec.report.drawn import draw_figure
+from afec.report.figures import accuracy, new_tasks
+from afec.report.reading import Runs
+from afec.report.table import Line, lines, one_problem, readable
 from afec.streams import Task
 from afec.streams.regression import Arrangement
 
-__all__ = ["draw_curves", "draw_study"]
-
-Runs = Sequence[tuple[RunConfig, RunDirectory]]
+__all__ = ["circle_panels", "draw_curves", "draw_study", "heading", "load_weights"]
 
 
 def draw_study(path: Path, runs: Runs) -> None:
@@ -43,12 +42,7 @@ def draw_study(path: Path, runs: Runs) -> None:
 def draw_predictions(path: Path, runs: Runs) -> None:
     """The circles of one seed: the methods side by side, one row for each task."""
     seed = runs[0][1].seed
-    panels: list[list[Panel]] = []
-    for config, run in runs:
-        stream, net = build(config, seed)
-        _load_weights(net, run.path / "weights" / f"task{len(stream.tasks)}.safetensors")
-        panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
-    names = [task.name for task in stream.tasks]
+    names, panels = circle_panels([config for config, _ in runs], [run for _, run in runs])
     title = (
         f"{runs[0][0].benchmark}: where each method puts the images after learning {len(names)} arrangements\n"
         f"(test images of one seed, {seed}; the colour is the true class, a ring its place; the table has the means over seeds)"
@@ -57,7 +51,24 @@ def draw_predictions(path: Path, runs: Runs) -> None:
     draw_circles(path, rows, [line.label for line in lines(runs)], title)
 
 
-def _load_weights(net: MultiHead, file: Path) -> None:
+def circle_panels(configs: Sequence[RunConfig], runs: Sequence[RunDirectory]) -> tuple[list[str], list[list[Panel]]]:
+    """The names of the tasks, and for each run, all of one problem and seed, the panel of each task."""
+    stream, net = build(configs[0], runs[0].seed)
+    panels: list[list[Panel]] = []
+    for config, run in zip(configs, runs, strict=True):
+        load_weights(net, run, len(stream.tasks))
+        panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
+    return [task.name for task in stream.tasks], panels
+
+
+def load_weights(net: MultiHead, run: RunDirectory, tasks: int) -> None:
+    """The weights of a finished run of so many tasks into the net of its problem."""
+    file = run.path / "weights" / f"task{tasks}.safetensors"
+    if os.path.lexists(file):
+        try:
+            check_plain(file)
+        except OSError as error:
+            raise FileError(str(error)) from error
     weights = load_tree(file)
     try:
         net.load_state_dict(weights)
@@ -81,26 +92,14 @@ def _panel(net: MultiHead, config: RunConfig, task: Task, number: int) -> Panel:
 
 def draw_curves(path: Path, runs: Runs) -> None:
     """Averaged accuracy over the tasks so far, and the accuracy of each new task, with bands of one standard deviation."""
-    names = {(line.config.label, line.config.hash): line.label for line in lines(runs)}
-    groups: dict[str, list[tuple[RunConfig, RunDirectory]]] = {}
-    for config, run in runs:
-        groups.setdefault(names[config.label, config.hash], []).append((config, run))
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for place, (label, found) in enumerate(groups.items()):
-        colour, dash = mpl.colormaps["tab10"](place % 10), "--" if found[0][0].method in REFERENCES else "-"
-        matrices = [run.matrix() for _, run in found]
-        for ax, curves in ((left, [aac_curve(a) for a in matrices]), (right, [new_task_accuracy(a) for a in matrices])):
-            values = 100 * np.array(curves)
-            tasks, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
-            spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
-            ax.plot(tasks, mean, dash, color=colour, marker="o", markersize=3, label=label)
-            ax.fill_between(tasks, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
-    left.set(title="averaged accuracy of the tasks so far", xlabel="tasks learned", ylabel="%")
-    right.set(title="accuracy of each new task", xlabel="task", ylabel="%")
-    left.legend(fontsize=8)
-    config = runs[0][0]
-    figure.suptitle(f"{config.benchmark}, scale {config.scale}, {max(map(len, groups.values()))} seeds (band: ± std)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    rows = lines(runs)
+    curves = [make(rows) for make in (accuracy, new_tasks)]
+    both = replace(curves[0], charts=(*curves[0].charts, *curves[1].charts))
+    draw_figure(path, both, heading(rows))
+
+
+def heading(rows: Sequence[Line]) -> str:
+    """What stands over a figure that is a file of its own."""
+    config = rows[0].config
+    seeds = sorted({len(row.metrics) for row in rows if row.metrics})
+    return f"{config.benchmark}, {config.net['name']}, scale {config.scale}, {'/'.join(map(str, seeds))} seeds (± std)"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from afec.lab import REFERENCES, RunConfig, RunDirectory, RunError
+from afec.lab import REFERENCES, RunConfig, RunDirectory
 from afec.lab.config import differing
 from afec.metrics import summary
-from afec.report.paired import Paired, mean_and_std, paired
+from afec.report.compared import compare
+from afec.report.paired import Paired, mean_and_std
+from afec.report.reading import Reading, Runs, mean, whole
 
 __all__ = [
     "COLUMNS",
@@ -26,6 +27,7 @@ __all__ = [
     "cells",
     "comparisons",
     "lines",
+    "lines_of",
     "one_problem",
     "problems",
     "readable",
@@ -61,6 +63,7 @@ class Line:
     epochs: dict[int, int] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
     """How many samples went forward with gradients: the cost."""
+    readings: dict[int, Reading] = field(default_factory=dict)
     mark: str = ""
     """What tells it from other rows of the same name, where there are any."""
 
@@ -78,7 +81,7 @@ class Line:
     def name(self) -> str:
         """The method, its variant and its strengths."""
         weights = [
-            f"{symbol}={self.config.settings[term][key]:g}"
+            f"{symbol}={_number(self.config.settings[term][key])}"
             for term in self.config.settings
             for key, symbol in (("strength", "λ"), ("forgetting", "λ_e"), ("beta", "β"))
             if isinstance(self.config.settings[term].get(key), int | float)
@@ -87,46 +90,47 @@ class Line:
 
     def values(self, metric: str, seeds: Iterable[int] | None = None) -> list[float]:
         """One metric, seed by seed."""
-        return [self.metrics[seed][metric] for seed in (sorted(self.metrics) if seeds is None else seeds)]
+        return [self.metrics[seed].get(metric, math.nan) for seed in (sorted(self.metrics) if seeds is None else seeds)]
 
 
-def lines(runs: Sequence[tuple[RunConfig, RunDirectory]], split: str = "test") -> list[Line]:
+def _number(value: float) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:  # TOML's integers have no end
+        return "beyond all numbers"
+
+
+def lines(runs: Runs, split: str = "test") -> list[Line]:
     """The rows of finished runs, in the order in which they first come; FWT against the scratch runs of the same seed."""
-    runs = readable(runs)
+    return lines_of(whole(runs), split)
+
+
+def lines_of(readings: Sequence[Reading], split: str = "test") -> list[Line]:
+    """The same, of runs that were read already."""
+    done = [(reading.config, reading) for reading in readings if reading.config and reading.state == "finished"]
     scratch = {
-        (key, run.seed): np.diag(run.matrix(split)[1:])
-        for config, run in [*runs, *readable(_scratch_on_disk(runs))]
-        if config.method == "scratch" and run.done
+        (key, one.run.seed): np.diag(one.accuracy(split)[1:])
+        for config, one in [*done, *_scratch_on_disk(done)]
+        if config.method == "scratch"
         for key in (_training(config), Line(config).problem)
     }
     found: dict[tuple[str, str, str], Line] = {}
-    for config, run in runs:
-        if not run.done:
-            continue
+    for config, one in done:
+        seed = one.run.seed
         line = found.setdefault((config.benchmark, config.label, config.hash), Line(config))
         # A named variant of the training keeps the plain reference, where it has none of its own; nothing else does.
         keys = [_training(config), *([Line(config).problem] if config.variant else [])]
-        alone = next((scratch[key, run.seed] for key in keys if (key, run.seed) in scratch), None)
-        line.metrics[run.seed] = _metrics(config, run.matrix(split), alone) | {"transfer": _transfer(run, split)}
-        line.epochs[run.seed], line.samples[run.seed] = run.epochs, run.samples
+        alone = next((scratch[key, seed] for key in keys if (key, seed) in scratch), None)
+        line.metrics[seed] = _metrics(config, one.accuracy(split), alone) | {"transfer": one.mean_transfer(split)}
+        line.epochs[seed], line.samples[seed] = one.epochs, one.samples
+        line.readings[seed] = one
     _tell_apart(list(found.values()))
     return list(found.values())
 
 
-def readable(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> list[tuple[RunConfig, RunDirectory]]:
+def readable(runs: Runs) -> list[tuple[RunConfig, RunDirectory]]:
     """Without the finished ones whose numbers are damaged: they are named, and the others are shown."""
-    found = []
-    for config, run in runs:
-        try:
-            if run.done:
-                _ = (run.seed, run.epochs, run.samples, run.transfers(), _metrics(config, run.matrix(), None))
-        except RunError as error:
-            warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=3)
-        except (ValueError, KeyError, TypeError, csv.Error) as error:
-            warnings.warn(f"skipped: {run.path} is damaged ({error!r})", RuntimeWarning, stacklevel=3)
-        else:
-            found.append((config, run))
-    return found
+    return [(one.config, one.run) for one in whole(runs) if one.config]
 
 
 def _training(config: RunConfig) -> str:
@@ -138,16 +142,21 @@ def _sorted(section: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(section.items())
 
 
-def _scratch_on_disk(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> list[tuple[RunConfig, RunDirectory]]:
-    """References that an earlier command has computed: they are shared by all methods."""
+def _scratch_on_disk(done: Sequence[tuple[RunConfig, Reading]]) -> list[tuple[RunConfig, Reading]]:
+    """References that an earlier command has computed, beside these runs: they are shared by all methods."""
+    known = {one.run.path.resolve() for _, one in done}
     found = {}
-    for config, run in runs:
+    for config, one in done:
         alone = replace(config, method="scratch", variant="", settings={})
-        found[alone.benchmark, alone.hash, run.seed] = (
-            alone,
-            RunDirectory.of(run.path.resolve().parents[3], alone, run.seed),
-        )
-    return list(found.values())
+        above = one.run.path.resolve().parents
+        if len(above) < 4:
+            continue
+        run = RunDirectory.of(above[3], alone, one.run.seed)
+        with suppress(OSError):  # a name that no file can have
+            # A benchmark's name comes from a file: it must not lead out of the runs.
+            if run.path not in known and run.path.parents[2].parent == above[3] and run.done:
+                found[run.path] = (alone, run)
+    return [(one.config, one) for one in whole(list(found.values())) if one.config]
 
 
 def _tell_apart(rows: Sequence[Line]) -> None:
@@ -164,11 +173,6 @@ def _metrics(config: RunConfig, matrix: NDArray[np.float64], scratch: NDArray[np
     alone = np.diag(matrix[1:])  # every task by itself: nothing is ever old
     unknown = dict.fromkeys(COLUMNS, math.nan)
     return {**unknown, "mean_new_task_accuracy": float(alone.mean()), "new_accuracy": float(alone[-1])}
-
-
-def _transfer(run: RunDirectory, split: str) -> float:
-    """The mean accuracy of heads alone on the final features; NaN where none was learned."""
-    return _mean(getattr(found, split) for found in run.transfers())
 
 
 def problems(rows: Sequence[Line]) -> list[tuple[str, list[Line]]]:
@@ -204,7 +208,7 @@ def _own_mark(config: RunConfig) -> str:
     return ""
 
 
-def one_problem(runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:
+def one_problem(runs: Runs) -> None:
     """Raise where the runs have different tasks or nets: a figure shows what can be compared."""
     marks = [mark for mark, _ in problems([Line(config) for config, _ in runs])]
     if len(marks) > 1:
@@ -218,13 +222,13 @@ def cells(rows: Sequence[Line], mark: str = "") -> tuple[str, list[str], list[li
     title = f"{', '.join(names)}{', ' + mark if mark else ''}: test accuracy in %, mean ± std of {len(seeds)} seeds"
     shown = [metric for metric in COLUMNS if any(not math.isnan(v) for row in rows for v in row.values(metric))]
     best = {metric: _best(rows, metric) for metric in shown}
-    unit = next((_mean(row.samples.values()) for row in rows if row.config.label == "finetune"), math.nan)
+    unit = next((mean(row.samples.values()) for row in rows if row.config.label == "finetune"), math.nan)
     body = []
     for row in rows:
         values = [_cell(row.values(metric), bold=row is best[metric]) for metric in shown]
-        cost = "–" if math.isnan(unit) else f"{_mean(row.samples.values()) / unit:.2f} ×"
+        cost = "–" if math.isnan(unit) else f"{mean(row.samples.values()) / unit:.2f} ×"
         fewer = "" if len(row.metrics) == len(seeds) else f", {len(row.metrics)} of {len(seeds)} seeds"
-        body.append([row.label + fewer, *values, f"{_mean(row.epochs.values()):.0f}", cost])
+        body.append([row.label + fewer, *values, f"{mean(row.epochs.values()):.0f}", cost])
     return title, ["method", *(COLUMNS[metric] for metric in shown), "epochs", "compute"], body
 
 
@@ -239,7 +243,7 @@ def study_table(rows: Sequence[Line], mark: str = "") -> Table:
     return table
 
 
-def show_tables(console: Console, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:
+def show_tables(console: Console, runs: Runs) -> None:
     """All tables of these runs, with the differences in words; other tasks or another net are another table."""
     rows = lines(runs)
     for mark, mine in problems(rows):
@@ -252,29 +256,8 @@ def show_tables(console: Console, runs: Sequence[tuple[RunConfig, RunDirectory]]
 
 def comparisons(rows: Sequence[Line], metric: str = "aac") -> list[str]:
     """Each method with AFEC against the same one without, at its own and at equal compute, in words."""
-    sentences = []
-    rows = [row for row in rows if not any(map(math.isnan, row.values(metric)))]
-    for ours in rows:
-        terms = ours.config.method.split("+")
-        if "afec" not in terms or len(terms) == 1:
-            continue
-        base = "+".join(term for term in terms if term != "afec")
-        own = {term: settings for term, settings in ours.config.settings.items() if term != "afec"}
-        others = [
-            row
-            for row in rows
-            if row.config.method == base
-            and row.problem == ours.problem
-            and (row.config.variant or row.config.training == ours.config.training)
-        ]
-        same = {row.config.variant for row in others if row.config.settings == own}
-        for theirs in others:
-            seeds = sorted(ours.metrics.keys() & theirs.metrics.keys())
-            # In a grid of strengths each is compared at its own, where it is there without AFEC as well.
-            if seeds and (theirs.config.settings == own or theirs.config.variant not in same):
-                difference = paired(ours.values(metric, seeds), theirs.values(metric, seeds))
-                sentences.append(_in_words(ours.label, theirs.label, difference, COLUMNS[metric]))
-    return sentences
+    found = compare(rows, metric)
+    return [_in_words(one.ours.label, one.theirs.label, one.difference, COLUMNS[metric]) for one in found]
 
 
 def _in_words(ours: str, theirs: str, difference: Paired, metric: str) -> str:
@@ -288,14 +271,9 @@ def _in_words(ours: str, theirs: str, difference: Paired, metric: str) -> str:
 
 def _best(rows: Sequence[Line], metric: str) -> Line | None:
     """The row with the highest mean; bounds and references do not compete."""
-    means = [(row, _mean(row.values(metric))) for row in rows if row.config.method not in REFERENCES]
+    means = [(row, mean(row.values(metric))) for row in rows if row.config.method not in REFERENCES]
     known = [(row, mean) for row, mean in means if not math.isnan(mean)]
     return max(known, key=lambda pair: pair[1])[0] if len(known) > 1 else None
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else math.nan
 
 
 def _cell(values: Sequence[float], *, bold: bool) -> str:

@@ -1,0 +1,81 @@
+"""What a figure shows, apart from how it is drawn: `svg.py` draws it into the page, `drawn.py` into a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Bars", "Chart", "Figure", "Heat", "Lines", "Trace"]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One method in one chart: means with their standard deviations over the seeds."""
+
+    label: str
+    colour: int
+    """The same in every chart of a study."""
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    spread: tuple[float, ...]
+    """NaN for a single seed."""
+    seeds: int
+    dashed: bool = False
+    """A bound or a reference, no method."""
+    marks: tuple[str, ...] = ()
+    """A text for each point."""
+    spread_x: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines with bands of one standard deviation."""
+
+    title: str
+    x_label: str
+    y_label: str
+    traces: tuple[Trace, ...]
+    log_x: bool = False
+    bands: bool = True
+    """Crosses at the points otherwise, as wide and high as one standard deviation."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each method, with its standard deviation; each trace has one point."""
+
+    title: str
+    unit: str
+    traces: tuple[Trace, ...]
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A[i, j] of one method in per cent, the mean over its seeds."""
+
+    title: str
+    values: NDArray[np.float64]
+    """(T + 1, T): row 0 at random initialisation."""
+    names: tuple[str, ...]
+    """Of the tasks."""
+    seeds: int
+
+
+Chart = Lines | Bars | Heat
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts side by side under one caption."""
+
+    key: str
+    title: str
+    caption: str
+    charts: tuple[Chart, ...] = ()
+    missing: str = ""
+    """Why there is nothing to see, and what to do about it."""
+    legend: tuple[tuple[str, int, bool], ...] = field(default=())
+    """Label, colour, dashed."""

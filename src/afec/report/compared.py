@@ -1,0 +1,59 @@
+"""Each method with AFEC against the same one without, at its own and at equal compute, paired over the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from afec.report.paired import Paired, bootstrap_interval, paired
+
+if TYPE_CHECKING:
+    from afec.report.table import Line
+
+__all__ = ["Compared", "compare"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One method minus another."""
+
+    ours: Line
+    theirs: Line
+    metric: str
+    difference: Paired
+    bootstrap: tuple[float, float]
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether both intervals leave zero out."""
+        low, high = self.bootstrap
+        return self.difference.distinguishable and (low > 0 or high < 0)
+
+
+def compare(rows: Sequence[Line], metric: str = "aac") -> list[Compared]:
+    """All pairs of these rows that have this metric."""
+    found = []
+    rows = [row for row in rows if row.metrics and not any(map(math.isnan, row.values(metric)))]
+    for ours in rows:
+        terms = ours.config.method.split("+")
+        if "afec" not in terms or len(terms) == 1:
+            continue
+        base = "+".join(term for term in terms if term != "afec")
+        own = {term: settings for term, settings in ours.config.settings.items() if term != "afec"}
+        others = [
+            row
+            for row in rows
+            if row.config.method == base
+            and row.problem == ours.problem
+            and (row.config.variant or row.config.training == ours.config.training)
+        ]
+        same = {row.config.variant for row in others if row.config.settings == own}
+        for theirs in others:
+            seeds = sorted(ours.metrics.keys() & theirs.metrics.keys())
+            # In a grid of strengths each is compared at its own, where it is there without AFEC as well.
+            if seeds and (theirs.config.settings == own or theirs.config.variant not in same):
+                values = ours.values(metric, seeds), theirs.values(metric, seeds)
+                found.append(Compared(ours, theirs, metric, paired(*values), bootstrap_interval(*values)))
+    return found

@@ -1,0 +1,97 @@
+"""Charts as files for a paper: PNG, SVG or PDF, by matplotlib. The page draws the same charts in `svg.py`."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
+
+__all__ = ["draw_figure"]
+
+# Okabe and Ito's, without the yellow: told apart by colour-blind people.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a51a3", "#5b6470")
+MARKERS = "osD^"
+DASHES = ("-", "--", ":", "-.")
+
+
+def draw_figure(path: Path, figure: Figure, title: str) -> None:
+    """Write the figure to `path`."""
+    if figure.missing:
+        raise ValueError(figure.missing)
+    columns = min(3, len(figure.charts))
+    rows = math.ceil(len(figure.charts) / columns)
+    # No pyplot: it keeps every figure alive and asks for a display.
+    canvas = Canvas(figsize=(4.6 * columns + 0.4, 3.9 * rows + 0.4), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots(rows, columns, squeeze=False)
+    for chart, ax in zip(figure.charts, axes.flat, strict=False):
+        ax.set_title(textwrap.fill(chart.title, 48), fontsize=10)
+        _draw(ax, chart)
+    for ax in list(axes.flat)[len(figure.charts) :]:
+        ax.set_axis_off()
+    if figure.legend and not isinstance(figure.charts[0], Bars):
+        axes.flat[0].legend(fontsize=8)
+    canvas.suptitle(textwrap.fill(title, 52 * columns), fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(path, dpi=100)
+
+
+def _draw(ax: Any, chart: Chart) -> None:
+    if isinstance(chart, Lines):
+        _lines(ax, chart)
+    elif isinstance(chart, Bars):
+        _bars(ax, chart)
+    else:
+        _heat(ax, chart)
+
+
+def _style(trace: Trace) -> dict[str, Any]:
+    return {"color": COLOURS[trace.colour % len(COLOURS)], "label": trace.label}
+
+
+def _lines(ax: Any, chart: Lines) -> None:
+    for trace in chart.traces:
+        spread = np.nan_to_num(np.array(trace.spread))  # one seed has none
+        x, y = np.array(trace.x), np.array(trace.y)
+        dash = "--" if trace.dashed else DASHES[min(trace.colour // len(COLOURS), 3)]
+        marker = MARKERS[trace.colour % len(MARKERS)]
+        ax.plot(x, y, dash, marker=marker, markersize=4, **_style(trace))
+        if chart.bands:
+            ax.fill_between(x, y - spread, y + spread, color=_style(trace)["color"], alpha=0.15, linewidth=0)
+        else:
+            wide = np.nan_to_num(np.array(trace.spread_x or [0.0] * len(x)))
+            ax.errorbar(x, y, spread, wide, fmt="none", ecolor=_style(trace)["color"], elinewidth=1)
+            for place, mark in enumerate(trace.marks):
+                ax.annotate(mark, (x[place], y[place]), xytext=(3, 3), textcoords="offset points", fontsize=6.5)
+    if chart.log_x:
+        ax.set_xscale("symlog" if any(0 in trace.x for trace in chart.traces) else "log")
+    ax.set(xlabel=chart.x_label, ylabel=chart.y_label)
+    ax.grid(color="0.92")
+
+
+def _bars(ax: Any, chart: Bars) -> None:
+    places = np.arange(len(chart.traces))[::-1]
+    spread = [0.0 if math.isnan(trace.spread[0]) else trace.spread[0] for trace in chart.traces]
+    colours = [_style(trace)["color"] for trace in chart.traces]
+    ax.barh(places, [trace.y[0] for trace in chart.traces], xerr=spread, color=colours, ecolor="0.2", height=0.6)
+    ax.set_yticks(places, [textwrap.fill(trace.label, 26) for trace in chart.traces], fontsize=8)
+    ax.axvline(0, color="0.3", linewidth=0.8)
+    ax.set_xlabel(chart.unit)
+
+
+def _heat(ax: Any, chart: Heat) -> None:
+    ax.imshow(chart.values, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+    if chart.values.shape[1] <= 10:
+        for (i, j), value in np.ndenumerate(chart.values):
+            if math.isfinite(value):
+                colour = "black" if value >= 55 else "white"
+                ax.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7, color=colour)
+    ax.set(xlabel="task", ylabel="tasks learned")
+    ax.set_xticks(range(chart.values.shape[1]), [str(k + 1) for k in range(chart.values.shape[1])], fontsize=6)

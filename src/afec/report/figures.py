@@ -1,0 +1,260 @@
+"""The figures of a study, from the rows of its table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afec.lab import REFERENCES
+from afec.metrics import aac_curve, new_task_accuracy
+from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
+from afec.report.paired import mean_and_std
+from afec.report.reading import mean
+from afec.report.strength import PANELS, series_of
+from afec.report.table import Line
+
+__all__ = ["FIGURES", "MOST", "figures_of"]
+
+CAPTIONS = {
+    "accuracy": (
+        "Mean accuracy of all the tasks learned so far, after each of them. "
+        "Bands: ± one standard deviation over the seeds."
+    ),
+    "new-tasks": (
+        "Accuracy of each task just after it was learned: where holding on to the old tasks hinders a new one, "
+        "it is seen here. Bands: ± one standard deviation over the seeds."
+    ),
+    "transfer": (
+        "Forward transfer: what having learned other tasks does for a new one, before it is learned (the paper's "
+        "formula; with a fresh head for each task it is near zero whatever the method does) and after, against the "
+        "same task learned alone from random weights. Backward transfer: what old tasks have gained or lost since "
+        "they were learned. Whiskers: ± one standard deviation."
+    ),
+    "matrix": (
+        "Accuracy of every task (columns) after each step (rows; the first row is at random initialisation), in %, "
+        "the mean over the seeds. On the diagonal a task is new; below it, old; above it, not learned yet."
+    ),
+    "strength": (
+        "Seeds that every strength has, with and without AFEC. Bands: ± one standard deviation. These are test "
+        "accuracies: for choosing a strength there is `afec tune`."
+    ),
+    "trade-off": "After the last task; further to the upper right is better. ",
+    "cost": (
+        "Compute: samples that went forward with gradients, θ_e and Fisher included. A training that no guard touches "
+        "(the first task, θ_e) is done once and shared between runs, so time can be less than compute says. Memory: "
+        "the peak of the process."
+    ),
+}
+MOST = 12
+"""Methods in one figure: more colours than that nobody tells apart."""
+Rows = Sequence[Line]
+
+
+def figures_of(rows: Rows) -> list[Figure]:
+    """All of them, in the order in which they are read."""
+    return [make(rows) for make in FIGURES.values()]
+
+
+def accuracy(rows: Rows) -> Figure:
+    """Averaged accuracy of the tasks so far."""
+    shown, more = _methods(rows)
+    traces = tuple(_curve(rows, row, aac_curve) for row in shown)
+    chart = Lines("averaged accuracy of the tasks so far", "tasks learned", "test accuracy, %", traces)
+    return _figure("accuracy", "Averaged accuracy over the tasks", CAPTIONS["accuracy"] + more, chart)
+
+
+def new_tasks(rows: Rows) -> Figure:
+    """The accuracy of each new task just after it was learned."""
+    shown, more = _methods(rows, scratch=True)
+    traces = tuple(_curve(rows, row, new_task_accuracy) for row in shown)
+    chart = Lines("accuracy of each new task", "task", "test accuracy, %", traces)
+    return _figure("new-tasks", "Learning each new task", CAPTIONS["new-tasks"] + more, chart)
+
+
+def transfer(rows: Rows) -> Figure:
+    """BWT and both FWT as bars."""
+    shown, more = _methods(rows)
+    panels = {
+        "fwt_zero_shot": "FWT, zero-shot (the paper's formula)",
+        "fwt_vs_scratch": "FWT against learning from scratch",
+        "bwt": "BWT",
+    }
+    charts = [
+        _bars(rows, shown, title, "points", partial(_metric, metric=metric), 100) for metric, title in panels.items()
+    ]
+    known = any("scratch" in row.config.method for row in rows)
+    return _figure(
+        "transfer", "Knowledge transfer", CAPTIONS["transfer"] + more + ("" if known else NO_SCRATCH), *charts
+    )
+
+
+NO_SCRATCH = " There is no `scratch` run here; add `--method scratch` for the forward transfer that says something."
+
+
+def matrices(rows: Rows) -> Figure:
+    """A[i, j], one heat map for each method."""
+    shown, more = _methods(rows)
+    charts = []
+    for row in shown:
+        every = [one.matrix for _, one in sorted(row.readings.items()) if one.matrix is not None]
+        sizes = {matrix.shape for matrix in every}
+        if len(sizes) == 1:
+            names = next(iter(row.readings.values())).names
+            charts.append(Heat(row.label, 100 * np.mean(every, axis=0), names, len(every)))
+    return _figure("matrix", "Accuracy of every task after every task, A[i, j]", CAPTIONS["matrix"] + more, *charts)
+
+
+def strength(rows: Rows) -> Figure:
+    """Accuracy against λ, with and without AFEC."""
+    title = "Accuracy against the strength of the regulariser"
+    try:
+        found = series_of(rows)
+    except ValueError as error:
+        return Figure("strength", title, "", missing=str(error))
+    charts = []
+    for regulariser, every in found.items():
+        for metric, name in PANELS.items():
+            traces = []
+            for place, series in enumerate(every[:MOST]):
+                weights = sorted(series.points)
+                pairs = [_percent(series.points[w], metric) for w in weights]
+                seeds = min(len(point.metrics) for point in series.points.values())
+                means, spreads = zip(*pairs, strict=True)
+                marks = tuple(f"λ={w:g}" for w in weights)
+                traces.append(Trace(series.label, place, tuple(weights), means, spreads, seeds, marks=marks))
+            charts.append(Lines(f"{regulariser}: {name}", "strength λ", "test accuracy, %", tuple(traces), log_x=True))
+    return _figure("strength", title, CAPTIONS["strength"], *charts)
+
+
+def trade_off(rows: Rows) -> Figure:
+    """Old tasks against the new one."""
+    title = "Old tasks against the new one"
+    try:
+        grids = series_of(rows)
+    except ValueError:
+        grids = {}
+    charts = []
+    for regulariser, every in grids.items():
+        traces = []
+        for place, series in enumerate(every[:MOST]):
+            points = [series.points[w] for w in sorted(series.points)]
+            old, new = (
+                [mean_and_std([100 * v for v in p.values(m)]) for p in points] for m in ("old_accuracy", "new_accuracy")
+            )
+            marks = tuple(f"λ={w:g}" for w in sorted(series.points))
+            seeds = min(len(p.metrics) for p in points)
+            traces.append(
+                Trace(
+                    series.label,
+                    place,
+                    *_columns(old)[:1],
+                    *_columns(new),
+                    seeds,
+                    marks=marks,
+                    spread_x=_columns(old)[1],
+                )
+            )
+        charts.append(Lines(regulariser, "old tasks, %", "new task, %", tuple(traces), bands=False))
+    more = "Each line goes along the strengths of one method."
+    if not charts:
+        shown, more = _methods(rows)
+        traces = []
+        for row in shown:
+            old_one, new_one = _percent(row, "old_accuracy"), _percent(row, "new_accuracy")
+            x, y, spread, side = ((value,) for value in (old_one[0], *new_one, old_one[1]))
+            traces.append(Trace(row.label, _colour(rows, row), x, y, spread, len(row.metrics), spread_x=side))
+        traces = [one for one in traces if not math.isnan(one.x[0] + one.y[0])]
+        charts = [Lines("old against new", "old tasks, %", "new task, %", tuple(traces), bands=False)] if traces else []
+        more = f"Arms: ± one standard deviation over the seeds.{more}"
+    return _figure("trade-off", title, CAPTIONS["trade-off"] + more, *charts)
+
+
+def cost(rows: Rows) -> Figure:
+    """Compute, time and memory."""
+    shown, more = _methods(rows, scratch=True)
+    unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune"])
+    charts = []
+    if unit > 0:
+
+        def compute(row: Line) -> list[float]:
+            return [samples / unit for samples in row.samples.values()]
+
+        charts.append(_bars(rows, shown, "compute, relative to finetune", "×", compute, 1, 2))
+    for key, title, name in (("cpu_seconds", "CPU time", "s"), ("peak_memory_mb", "peak memory", "MB")):
+        values = [value for row in shown for value in _spent(row, key)]
+        scale, unit_name = (1 / 3600, "h") if name == "s" and values and max(values) > 7200 else (1, name)
+        charts.append(_bars(rows, shown, title, unit_name, partial(_spent, key=key), scale))
+    return _figure("cost", "What each method costs", CAPTIONS["cost"] + more, *charts)
+
+
+FIGURES: dict[str, Callable[[Rows], Figure]] = {
+    "accuracy": accuracy,
+    "new-tasks": new_tasks,
+    "transfer": transfer,
+    "matrix": matrices,
+    "strength": strength,
+    "trade-off": trade_off,
+    "cost": cost,
+}
+
+
+def _metric(row: Line, metric: str) -> list[float]:
+    return row.values(metric)
+
+
+def _percent(row: Line, metric: str) -> tuple[float, float]:
+    return mean_and_std([100 * value for value in row.values(metric)])
+
+
+def _spent(row: Line, key: str) -> list[float]:
+    return [one.cost[key] for one in row.readings.values() if key in one.cost]
+
+
+def _methods(rows: Rows, *, scratch: bool = False) -> tuple[list[Line], str]:
+    """The rows that are drawn, and what to say about the others."""
+    every = [row for row in rows if row.metrics and (scratch or row.config.method != "scratch")]
+    rest = len(every) - MOST
+    more = f" The first {MOST} of {len(every)} rows are drawn; choose others with `--where`." if rest > 0 else ""
+    return every[:MOST], more
+
+
+def _colour(rows: Rows, row: Line) -> int:
+    return next(place for place, one in enumerate(rows) if one is row)
+
+
+def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+
+
+def _curve(rows: Rows, row: Line, of: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Trace:
+    curves = [of(one.matrix) for _, one in sorted(row.readings.items()) if one.matrix is not None]
+    length = min(map(len, curves))
+    pairs = [mean_and_std([100 * float(curve[place]) for curve in curves]) for place in range(length)]
+    x = tuple(float(place + 1) for place in range(length))
+    return Trace(
+        row.label, _colour(rows, row), x, *_columns(pairs), len(curves), dashed=row.config.method in REFERENCES
+    )
+
+
+def _bars(
+    rows: Rows, shown: Rows, title: str, unit: str, values: Callable[[Line], list[float]], scale: float, digits: int = 1
+) -> Bars:
+    traces = []
+    for row in shown:
+        known = [scale * value for value in values(row)]
+        if known and not any(map(math.isnan, known)):
+            centre, spread = mean_and_std(known)
+            dashed = row.config.method in REFERENCES
+            traces.append(Trace(row.label, _colour(rows, row), (0,), (centre,), (spread,), len(known), dashed=dashed))
+    return Bars(title, unit, tuple(traces), digits)
+
+
+def _figure(key: str, title: str, caption: str, *charts: Chart) -> Figure:
+    drawn = tuple(chart for chart in charts if isinstance(chart, Heat) or chart.traces)
+    entries = [(t.label, t.colour, t.dashed) for chart in drawn if not isinstance(chart, Heat) for t in chart.traces]
+    missing = "" if drawn else "there is no finished run that has these numbers"
+    return Figure(key, title, caption, drawn, missing, tuple(dict.fromkeys(entries)))

@@ -1,0 +1,223 @@
+"""One page about a study that needs nothing else: no network, no other file. `afec report RUNS -o report.html`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from afec.lab import REFERENCES
+from afec.report.chart import Figure
+from afec.report.export import latex_of, to_csv, to_markdown
+from afec.report.figures import figures_of
+from afec.report.markup import clean, prose
+from afec.report.pictures import NOTHING, Pictures, pictures_of
+from afec.report.reading import STATES, Reading, mean
+from afec.report.reproduce import Command, command_for
+from afec.report.sheet import Sheet, after_tasks, differences, of_values, ordered, results
+from afec.report.svg import draw
+from afec.report.table import Line, lines_of, problems
+from afec.report.trust import Verdict, missing_runs, verdicts
+
+__all__ = ["Study", "page", "studies"]
+
+TRACEBACK = 6000
+REFRESH_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that can be compared: one section of the page."""
+
+    key: str
+    title: str
+    mark: str
+    rows: list[Line]
+    readings: list[Reading]
+    sheets: list[Sheet]
+    figures: list[Figure]
+    verdicts: list[Verdict]
+    headlines: list[str]
+    commands: list[tuple[Line, Command]]
+    missing: list[tuple[Line, int]]
+    exports: list[tuple[str, str]]
+    """The tables for a paper, and every seed."""
+    pictures: Pictures = field(default=NOTHING)
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What was run, in a few words."""
+        config = self.rows[0].config
+        tasks = max((one.matrix.shape[1] for one in self.readings if one.matrix is not None), default=0)
+        seeds = sorted({one.run.seed for one in self.readings})
+        return {
+            "benchmark": config.benchmark,
+            "scale": config.scale,
+            "tasks": str(tasks or "not known yet"),
+            "net": str(config.net["name"]),
+            "rows": str(len(self.rows)),
+            "seeds": f"{len(seeds)} ({', '.join(map(str, seeds[:8]))}{', …' if len(seeds) > 8 else ''})",
+            "runs": str(len(self.readings)),
+        }
+
+
+def studies(readings: Sequence[Reading], *, pictures: bool = True) -> list[Study]:
+    """The sections; runs that cannot be read at all belong to none."""
+    known = [one for one in readings if one.config]
+    rows = lines_of(known)
+    have = {(row.config.benchmark, row.config.label, row.config.hash) for row in rows}
+    for one in known:  # rows of which no run is finished yet
+        assert one.config
+        key = (one.config.benchmark, one.config.label, one.config.hash)
+        if key not in have:
+            have.add(key)
+            rows.append(Line(one.config))
+    named: dict[tuple[str, str], list[Line]] = {}
+    for row in rows:
+        named.setdefault((row.config.benchmark, row.config.scale), []).append(row)
+    groups = [group for alike in named.values() for group in problems(alike)]
+    mine: dict[str, list[Reading]] = {}
+    for one in known:
+        assert one.config
+        mine.setdefault(Line(one.config).problem, []).append(one)
+    return [
+        _study(f"study{place}", mark, ordered(group), mine[group[0].problem], pictures=pictures)
+        for place, (mark, group) in enumerate(groups, start=1)
+    ]
+
+
+def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], *, pictures: bool) -> Study:
+    finished = [row for row in rows if row.metrics]
+    config = rows[0].config
+    gains = differences(finished)
+    sheets = [results(rows), after_tasks(finished), gains] if finished else []
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for one in readings:
+        assert one.config
+        seeds.setdefault((one.config.label, one.config.hash), []).append(one.run.seed)
+    return Study(
+        key,
+        f"{config.benchmark}, scale {config.scale}",
+        mark,
+        rows,
+        readings,
+        [sheet for sheet in sheets if sheet],
+        figures_of(finished) if finished else [],
+        verdicts(rows, readings),
+        _headlines(finished, gains),
+        [(row, command_for(row.config, seeds[row.config.label, row.config.hash])) for row in rows],
+        missing_runs(rows, readings),
+        _exports(finished, [sheet for sheet in sheets if sheet], mark),
+        pictures_of(finished) if pictures and finished else NOTHING,
+    )
+
+
+def _exports(rows: list[Line], sheets: list[Sheet], mark: str) -> list[tuple[str, str]]:
+    if not rows:
+        return []
+    latex = latex_of([(sheet, mark) for sheet in sheets])
+    return [("LaTeX", latex), ("Markdown", to_markdown(rows)), ("CSV", to_csv(rows))]
+
+
+def _headlines(rows: Sequence[Line], gains: Sheet | None) -> list[str]:
+    """What came out, in words: the best average, then AFEC's gain at the same schedule and at equal compute."""
+    said = []
+    known = [(mean(v), row) for row in rows if row.config.method not in REFERENCES and (v := row.values("aac"))]
+    ranked = sorted(((value, row) for value, row in known if not math.isnan(value)), key=lambda pair: -pair[0])
+    if ranked:
+        best = ranked[0][1]
+        plain = next((row for _, row in ranked if row.config.label == "finetune" and row is not best), None)
+        beside = f", {plain.label} {of_values(plain.values('aac')).text}" if plain else ""
+        said.append(f"Highest mean AAC of {len(ranked)}: {best.label}, {of_values(best.values('aac')).text} %{beside}")
+    if gains is None:
+        return said
+    found: dict[tuple[str, str], list[str]] = {}
+    for ours, theirs, metric, gain, interval, _, won, zero in gains.rows:
+        if metric.text in ("AAC", "old tasks", "new task"):
+            sure = {"outside": "", "inside": ", zero inside", "unknown": ""}[zero.text]
+            more = f" ({interval.text}{sure}; {won.text} seeds won)" if metric.text == "AAC" else ""
+            text = f"{metric.text} {gain.text}{more}"
+            found.setdefault((ours.text, theirs.text), []).append(text)
+    return said + [f"{ours} against {theirs}: {', '.join(texts)} points" for (ours, theirs), texts in found.items()]
+
+
+def page(readings: Sequence[Reading], root: str, command: str, *, watching: bool = False, pictures: bool = True) -> str:
+    """The whole page as text."""
+    style, script = (_source(name) for name in ("page.css", "page.js"))
+    found = studies(readings, pictures=pictures)
+    states = Counter(one.state for one in readings)
+    context: dict[str, Any] = {
+        "style": Markup(style),
+        "script": Markup(script),
+        "policy": policy(style, script),
+        "title": f"{', '.join(dict.fromkeys(study.rows[0].config.benchmark for study in found)) or 'no runs'} · afec report",
+        "root": root,
+        "command": command,
+        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "states": [(state, states[state]) for state in STATES if states[state]],
+        "missing": sum(len(study.missing) for study in found),
+        "studies": found,
+        "readings": readings,
+        "strays": [one for one in readings if one.config is None],
+        "environments": environments(readings),
+        "refresh": REFRESH_SECONDS if watching else None,
+    }
+    return _environment().get_template("page.html").render(context)
+
+
+def policy(style: str, script: str) -> str:
+    """Nothing is loaded from anywhere; only our own script and style, known by their hashes, are obeyed."""
+    return (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def environments(readings: Sequence[Reading]) -> list[tuple[dict[str, str], int]]:
+    """The places where runs were made, and how many were made there."""
+    keys = ("afec", "commit", "python", "torch", "numpy", "processor", "machine", "host", "threads")
+    found = Counter(tuple((key, one.environment.get(key, "")) for key in keys) for one in readings if one.environment)
+    return [(dict(where), number) for where, number in found.most_common()]
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _source(name: str) -> str:
+    return files("afec.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, finalize=_finalize,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.globals.update(draw=draw, config_text=_config_text)
+    environment.filters.update(short=lambda text, most=160: clean(str(text), most), tail=_tail, prose=prose)
+    return environment
+
+
+def _finalize(value: object) -> object:
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _tail(text: str, most: int = TRACEBACK) -> str:
+    """The end of a traceback is what matters."""
+    return text if len(text) <= most else "… " + text[-most:]
+
+
+def _config_text(row: Line) -> str:
+    try:
+        return row.config.to_toml()
+    except (TypeError, ValueError, AttributeError) as error:
+        return f"it cannot be written down ({error})"

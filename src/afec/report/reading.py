@@ -1,0 +1,167 @@
+"""What a run directory says, read once: every table and figure of a report starts from these."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afec.lab import RunConfig, RunDirectory, RunError
+from afec.lab.plain import plain_text
+from afec.learner import Transferred
+
+__all__ = ["Reading", "Runs", "damaged", "read", "whole"]
+
+Runs = Sequence[tuple[RunConfig, RunDirectory]]
+STATES = ("finished", "unfinished", "failed", "damaged")
+_SMALL = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One run, as far as it can be read."""
+
+    run: RunDirectory
+    state: str
+    """One of `STATES`."""
+    config: RunConfig | None = None
+    fault: str = ""
+    """The traceback of a failed run, or what is wrong with a damaged one."""
+    matrix: NDArray[np.float64] | None = None
+    validation: NDArray[np.float64] | None = None
+    names: tuple[str, ...] = ()
+    """Of the tasks."""
+    transfers: tuple[Transferred, ...] = ()
+    tasks: tuple[dict[str, Any], ...] = ()
+    """What each task took."""
+    notes: tuple[str, ...] = ()
+    """What happened on the way: a damaged checkpoint, another device."""
+    cost: dict[str, float] = field(default_factory=dict)
+    """Seconds and memory."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def epochs(self) -> int:
+        """All passes over training data, those for θ_e included."""
+        return sum(int(task["epochs"]) + int(task["epochs_theta_e"]) for task in self.tasks)
+
+    @property
+    def samples(self) -> int:
+        """How many training samples went forward and backward: the cost."""
+        return sum(int(task["samples"]) for task in self.tasks)
+
+    @property
+    def learned(self) -> int:
+        """How many tasks are behind it."""
+        if self.matrix is None:
+            return 0
+        return int((~np.isnan(self.matrix[1:]).all(axis=1)).sum())
+
+    def accuracy(self, split: str) -> NDArray[np.float64]:
+        """The matrix of one split."""
+        found = self.matrix if split == "test" else self.validation
+        assert found is not None, "asked of whole readings only"
+        return found
+
+    def mean_transfer(self, split: str) -> float:
+        """The mean accuracy of heads alone on the final features; NaN where none was learned."""
+        values = [getattr(found, split) for found in self.transfers]
+        return sum(values) / len(values) if values else math.nan
+
+
+def read(config: RunConfig, run: RunDirectory) -> Reading:
+    """Everything that tables and figures need; what is damaged is named in the reading, and nothing raises."""
+    state = "finished" if run.done else "failed" if (failure := run.failure) is not None else "unfinished"
+    try:
+        _ = run.seed
+        rows = run.rows() if state == "finished" or (run.path / "accuracy.csv").exists() else []
+        reading = Reading(
+            run,
+            state,
+            config,
+            failure or "" if state == "failed" else "",
+            matrix=run.matrix_of(rows) if rows or state == "finished" else None,
+            validation=run.matrix_of(rows, "validation") if rows else None,
+            names=tuple({row.task: row.name for row in rows}.values()),
+            transfers=tuple(run.transfers()),
+            cost=_numbers(run.path / "DONE") if state == "finished" else {},
+            environment=_environment(run.path / "env.json"),
+            **_events(run),
+        )
+        _check(reading)
+    except RunError as error:
+        return damaged(run, str(error), config)
+    except (ValueError, KeyError, TypeError, OSError, OverflowError, csv.Error) as error:
+        return damaged(run, f"{run.path} is damaged ({error!r})", config)
+    return reading
+
+
+def damaged(run: RunDirectory, fault: str, config: RunConfig | None = None) -> Reading:
+    """A run that cannot be read."""
+    return Reading(run, "damaged", config, fault)
+
+
+def whole(runs: Runs) -> list[Reading]:
+    """The readings of these runs, without the finished ones whose numbers are damaged: those are named in a warning."""
+    found = []
+    for reading in (read(config, run) for config, run in runs):
+        if reading.state == "damaged" and reading.run.done:
+            warnings.warn(f"skipped: {reading.fault}", RuntimeWarning, stacklevel=3)
+        else:
+            found.append(reading)
+    return found
+
+
+def _events(run: RunDirectory) -> dict[str, tuple[Any, ...]]:
+    tasks: dict[int, dict[str, Any]] = {}
+    notes = []
+    for event in run.events(epochs=False):
+        if event.get("event") == "task":
+            tasks[event["task"]] = event  # of a task that was written twice around a crash, the last
+        elif event.get("event") == "note":
+            notes.append(str(event.get("text", "")))
+    return {"tasks": tuple(tasks[number] for number in sorted(tasks)), "notes": tuple(notes)}
+
+
+def _check(reading: Reading) -> None:
+    """Numbers that are no accuracies, or no costs, are found here and not in the middle of a table."""
+    for matrix in (reading.matrix, reading.validation):
+        if matrix is not None and not (np.isnan(matrix) | ((matrix >= 0) & (matrix <= 1))).all():
+            raise ValueError("an accuracy is no fraction from 0 to 1")
+    if reading.epochs < 0 or reading.samples < 0:
+        raise ValueError("a negative number of epochs or samples")
+
+
+def _numbers(file: Path) -> dict[str, float]:
+    """The cost of a finished run; what is no number is left out, as in runs of other versions."""
+    return {key: float(value) for key, value in _json(file).items() if _finite(value)}
+
+
+def _environment(file: Path) -> dict[str, str]:
+    return {str(key): str(value) for key, value in _json(file).items() if isinstance(value, str | int | float)}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(plain_text(file, _SMALL, errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
+
+
+def mean(values: Iterable[float]) -> float:
+    """NaN of nothing."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else math.nan

@@ -1,0 +1,106 @@
+"""Grad-CAM of the latest task after the whole stream: where each method looks, on the same images (the paper's figure).
+
+From the weights in the run directories and the data that the stream is made of; `pip install "afec[explain]"` brings captum.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from afec.learner import Machine
+from afec.learner.tasks import HeadLoss
+from afec.nets import MultiHead
+from afec.streams import Stream
+
+__all__ = ["Look", "Scene", "captum_is_there", "last_convolution", "look", "scene"]
+
+Image = NDArray[np.uint8]
+SIZE = 96
+BLEND = 0.5
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one method sees in one image."""
+
+    heat: Image
+    """(96, 96, 3): the image under its heat map."""
+    predicted: int
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One image of the latest task, and its class."""
+
+    image: Image
+    true: int
+
+
+def captum_is_there() -> bool:
+    """Whether the extra is installed."""
+    return importlib.util.find_spec("captum") is not None
+
+
+def last_convolution(backbone: nn.Module) -> nn.Module | None:
+    """The deepest layer that still has places."""
+    found = [module for module in backbone.modules() if isinstance(module, nn.Conv2d)]
+    return found[-1] if found else None
+
+
+def scene(stream: Stream, row: int) -> Scene:
+    """A test image of the last task, by its row: the first ones, so nobody has chosen them."""
+    task = stream.tasks[-1]
+    return Scene(_pixels(task.test.inputs[row]), int(task.test.targets[row]))
+
+
+def look(net: MultiHead, stream: Stream, rows: Sequence[int], machine: Machine) -> list[Look]:
+    """Grad-CAM of the class that the net predicts, in the last convolution."""
+    from captum.attr import LayerAttribution, LayerGradCam
+
+    number, task = len(stream.tasks) - 1, stream.tasks[-1]
+    layer = last_convolution(net.backbone)
+    if layer is None or task.loss != "cross_entropy":
+        raise ValueError("Grad-CAM needs a classification by a net with convolutions")
+    kept = task.test.inputs[list(rows)]
+    inputs = HeadLoss.of(number, task, machine).prepared(kept)
+    mode = net.training
+    net.eval()
+    try:
+        with torch.no_grad():
+            predicted = net(inputs, task=number).argmax(1)
+        cam = LayerGradCam(lambda batch: net(batch, task=number), layer)
+        heat = cam.attribute(inputs, target=predicted, relu_attributions=True).detach()
+        heat = LayerAttribution.interpolate(heat, (SIZE, SIZE), "bilinear")[:, 0]
+    finally:
+        net.train(mode)
+    return [
+        Look(_blend(_pixels(image), one), int(guess), int(guess) == int(true))
+        for image, one, guess, true in zip(kept, heat, predicted, task.test.targets[list(rows)], strict=True)
+    ]
+
+
+def _pixels(image: Tensor) -> Image:
+    """The image as it is kept, 96 pixels wide."""
+    values = image.float() if image.dim() == 3 else image.float()[None]
+    if image.dtype != torch.uint8:
+        low, high = values.min(), values.max()
+        values = 255 * (values - low) / (high - low).clamp(min=1e-9)
+    values = values.expand(3, -1, -1) if len(values) == 1 else values[:3]
+    large = nn.functional.interpolate(values[None], (SIZE, SIZE), mode="nearest")[0]
+    return large.permute(1, 2, 0).round().clamp(0, 255).numpy().astype(np.uint8)
+
+
+def _blend(image: Image, heat: Tensor) -> Image:
+    strength = (heat / heat.max().clamp(min=1e-9)).numpy()
+    colours = mpl.colormaps["inferno"](strength)[..., :3] * 255
+    mixed: Image = ((1 - BLEND) * image + BLEND * colours).round().clip(0, 255).astype(np.uint8)
+    return mixed

@@ -1,0 +1,114 @@
+"""Can these numbers be trusted: what a careful reader would ask of a study, answered from its run directories."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afec.lab import REFERENCES
+from afec.lab.spec import FULL
+from afec.report.reading import Reading
+from afec.report.table import Line
+
+__all__ = ["Verdict", "missing_runs", "verdicts"]
+
+ENOUGH = 5
+SAME = {"afec": "afec", "commit": "commit", "torch": "torch", "processor": "processor", "threads": "threads"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One answer."""
+
+    good: bool
+    text: str
+
+
+def verdicts(rows: Sequence[Line], readings: Sequence[Reading]) -> list[Verdict]:
+    """The answers for one study; `readings` are all its runs, whatever became of them."""
+    found = [_whole(rows, readings), _seeds(rows), _equal_compute(rows), _scale(rows[0]), _same_place(readings)]
+    strengths = Counter((row.config.label, repr(row.config.training)) for row in rows if row.config.settings)
+    if any(number > 1 for number in strengths.values()):
+        text = (
+            "Several strengths of one method stand here. To pick the best of them by this table is to tune on test data: "
+            "`afec tune` uses validation data of other seeds."
+        )
+        found.append(Verdict(False, text))
+    names = Counter((one.config.label, one.config.hash, one.run.seed) for one in readings if one.config)
+    if twice := sum(number > 1 for number in names.values()):
+        text = f"{_many(twice, 'run')} stand here more than once, in copied directories; of each, one counts."
+        found.append(Verdict(False, text))
+    noted = [one for one in readings if one.notes]
+    if noted:
+        text = f"{_many(len(noted), 'run')} met a fault on the way and went on; the list of runs says which."
+        found.append(Verdict(False, text))
+    return found
+
+
+def _whole(rows: Sequence[Line], readings: Sequence[Reading]) -> Verdict:
+    states = Counter(one.state for one in readings)
+    absent = len(missing_runs(rows, readings))
+    bad = [f"{states[s]} {s}" for s in ("failed", "damaged", "unfinished") if states[s]]
+    bad += [f"{absent} missing"] if absent else []
+    if not bad:
+        return Verdict(True, f"All {len(readings)} runs are finished and whole.")
+    return Verdict(False, f"{states['finished']} runs are finished; {', '.join(bad)}: no mean has them in it.")
+
+
+def _seeds(rows: Sequence[Line]) -> Verdict:
+    counts = {row.label: len(row.metrics) for row in rows if row.metrics}
+    if not counts:
+        return Verdict(False, "There is no finished run yet.")
+    if len({frozenset(row.metrics) for row in rows if row.metrics}) > 1:
+        span = f"{min(counts.values())} to {max(counts.values())} of them"
+        return Verdict(False, f"Rows have different seeds ({span}); differences are taken over common seeds only.")
+    number = min(counts.values())
+    if number < ENOUGH:
+        return Verdict(False, f"Only {_many(number, 'seed')} for each row; the paper has {ENOUGH}.")
+    return Verdict(True, f"{number} seeds for each row, the same ones.")
+
+
+def _equal_compute(rows: Sequence[Line]) -> Verdict:
+    methods = {row.config.method for row in rows}
+    bases = {"+".join(t for t in m.split("+") if t != "afec") for m in methods if "afec" in m.split("+")} - {""}
+    have = {row.config.method for row in rows if row.config.variant == "equal-compute" and row.metrics}
+    if not bases:
+        return Verdict(True, "No row has AFEC, so there is none whose extra compute needs a counterpart.")
+    if bases <= have:
+        return Verdict(True, "Every row with AFEC has its counterpart at equal compute.")
+    lacking = ", ".join(f"{base}@equal-compute" for base in sorted(bases - have))
+    return Verdict(
+        False, f"AFEC trains two nets; without {lacking} its gain cannot be told from that of more training."
+    )
+
+
+def _scale(row: Line) -> Verdict:
+    if row.config.scale == FULL:
+        return Verdict(True, "The benchmark's full scale.")
+    return Verdict(False, f"Scale `{row.config.scale}`: smaller than the paper's. Differences may not carry over.")
+
+
+def _same_place(readings: Sequence[Reading]) -> Verdict:
+    known = [one.environment for one in readings if one.state == "finished"]
+    differing = [name for key, name in SAME.items() if len({e.get(key, "") for e in known}) > 1]
+    changed = any(e.get("commit", "").endswith("+changed") for e in known)
+    if differing:
+        return Verdict(
+            False, f"Runs differ in: {', '.join(differing)}. Numbers may differ by rounding, or by what was changed."
+        )
+    if changed:
+        return Verdict(False, "The checkout had changes that were not committed when these runs were made.")
+    return Verdict(True, "One version of everything, on one kind of processor.")
+
+
+def missing_runs(rows: Sequence[Line], readings: Sequence[Reading]) -> list[tuple[Line, int]]:
+    """Seeds that other rows of the study have and this one has not even begun."""
+    begun = {(one.config.label, one.config.hash, one.run.seed) for one in readings if one.config}
+    seeds = sorted({seed for _, _, seed in begun})
+    methods = [row for row in rows if row.config.method not in REFERENCES]
+    return [(row, seed) for row in methods for seed in seeds if (row.config.label, row.config.hash, seed) not in begun]
+
+
+def _many(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

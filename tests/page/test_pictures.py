@@ -1,0 +1,120 @@
+"""What the page shows from weights: circles of a regression, Grad-CAM of a classification, by hand and on digits."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from afec.cli import main
+from afec.files import save_tree
+from afec.lab import build, find_runs
+from afec.learner import Machine
+from afec.learner.tasks import HeadLoss
+from afec.nets import MultiHead
+from afec.report import pictures, saliency
+from afec.report.pictures import pictures_of
+from afec.report.sheet import ordered
+from afec.report.table import lines
+from written_runs import learned, written
+
+
+def with_weights(root, methods, seeds, tasks, benchmark):
+    """Runs whose weights are those of their nets before any learning."""
+    for method in methods:
+        for seed in range(seeds):
+            config, run = written(root, method, seed, learned(tasks, 0.5), (4,) * tasks, (0,) * tasks, benchmark)
+            save_tree(run.path / "weights" / f"task{tasks}.safetensors", dict(build(config, seed)[1].state_dict()))
+    return ordered(lines([(run.config, run) for run in find_runs(root)]))
+
+
+@pytest.fixture
+def digits(tmp_path):
+    return with_weights(tmp_path / "runs", ("finetune", "ewc"), 2, 5, "digits")
+
+
+def test_circles_in_the_page(tmp_path):
+    rows = with_weights(tmp_path / "runs", ("finetune", "ewc"), 1, 2, "digits-regression")
+    found = pictures_of(rows)
+    assert found.kind == "circles"
+    assert found.head == ("finetune", "ewc (λ=30)")
+    assert len(found.rows) == 2  # one for each arrangement
+    (name, (tile, other)) = found.rows[0]
+    assert tile.words == other.words  # the same weights
+    assert tile.picture.count('class="ring"') == 10
+    out = tmp_path / "r.html"
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    assert "Where each method puts the images" in out.read_text()
+
+
+def test_grad_cam_by_hand(digits):
+    """The mean gradient of each channel of the last convolution weighs the channel; what is left above zero is the map."""
+    pytest.importorskip("captum")
+    run = digits[0].readings[0].run
+    stream, net = build(run.config, 0)
+    task, number = stream.tasks[-1], len(stream.tasks) - 1
+    rows = [0, 3]
+    (first, second) = saliency.look(net, stream, rows, Machine())
+    layer = saliency.last_convolution(net.backbone)
+    kept = []
+    hook = layer.register_forward_hook(lambda module, given, output: kept.append(output))
+    inputs = HeadLoss.of(number, task, Machine()).prepared(task.test.inputs[rows])
+    net.eval()
+    scores = net(inputs, task=number)
+    hook.remove()
+    predicted = scores.argmax(1)
+    (gradient,) = torch.autograd.grad(scores[range(2), predicted].sum(), kept[0])
+    heat = (gradient.mean((2, 3), keepdim=True) * kept[0]).sum(1, keepdim=True).relu().detach()
+    heat = nn.functional.interpolate(heat, (96, 96), mode="bilinear")[1, 0]
+    colours = mpl.colormaps["inferno"]((heat / heat.max().clamp(min=1e-9)).numpy())[..., :3] * 255
+    expected = 0.5 * saliency.scene(stream, 3).image + 0.5 * colours
+    assert np.abs(second.heat - expected).max() <= 1
+    assert (first.predicted, second.predicted) == tuple(predicted.tolist())
+    assert second.correct == (int(predicted[1]) == int(task.test.targets[3]))
+
+
+def test_grad_cam_in_the_page_marks_right_and_wrong(digits):
+    pytest.importorskip("captum")
+    found = pictures_of(digits)
+    assert found.head == ("image", "finetune", "ewc (λ=30)")
+    last = [build(digits[0].config, seed)[0].tasks[-1].name for seed in (0, 1)]
+    assert [name for name, _ in found.rows] == [*[f"seed 0: {last[0]}"] * 2, *[f"seed 1: {last[1]}"] * 2]
+    states = {tile.state for _, tiles in found.rows for tile in tiles[1:]}
+    assert states <= {"right", "wrong"}
+    for _, tiles in found.rows:
+        assert tiles[1] == tiles[2]  # the same weights
+        true = tiles[0].words
+        assert (tiles[1].state == "right") == (tiles[1].words == f"✓ {true}")
+    assert not found.faults
+
+
+def test_a_method_without_its_weights_is_named_and_the_others_are_shown(digits):
+    pytest.importorskip("captum")
+    (digits[1].readings[1].run.path / "weights" / "task5.safetensors").unlink()
+    found = pictures_of(digits)
+    assert len(found.faults) == 1
+    assert found.faults[0].startswith("ewc (λ=30): ")
+    assert found.rows[0][1][2].state
+    assert found.rows[2][1][2].words == "–"
+
+
+def test_without_captum_it_says_what_to_install(digits, monkeypatch):
+    monkeypatch.setattr(pictures, "captum_is_there", lambda: False)
+    assert pictures_of(digits).missing == 'Grad-CAM needs captum: pip install "afec[explain]"'
+
+
+def test_without_the_data_it_says_so(tmp_path, monkeypatch):
+    pytest.importorskip("captum")
+    monkeypatch.setenv("AFEC_DATA", str(tmp_path / "nothing"))
+    for method in ("finetune", "ewc"):
+        written(tmp_path / "runs", method, 0, learned(3, 0.5), (4,) * 3, (0,) * 3, "cifar100-sc")
+    found = pictures_of(lines([(run.config, run) for run in find_runs(tmp_path / "runs")]))
+    assert found.missing.startswith("no picture from the weights: ")
+    assert "cifar" in found.missing.lower()
+
+
+def test_a_net_without_convolutions_has_no_map():
+    net = MultiHead(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), [2], features=3)
+    assert saliency.last_convolution(net.backbone) is None
