@@ -14,7 +14,7 @@ from afec.files import load_tree
 from afec.lab import Job, RunDirectory, build, execute, resolve, run
 from afec.lab import run as run_function
 from afec.learner import Learner, NotFiniteError
-from afec.methods.expression import make_guard
+from afec.methods.expression import make_method
 from afec.nets import MultiHead
 
 METHODS = ["finetune", "ewc", "ewc+afec", "si+afec"]
@@ -23,7 +23,7 @@ METHODS = ["finetune", "ewc", "ewc+afec", "si+afec"]
 def by_hand(config, seed):
     """accuracy.csv by a loop that anybody could have written."""
     stream, net = build(config, seed)
-    learner = Learner(net, make_guard(config.method, config.settings), schedule=config.schedule, seed=seed)
+    learner = Learner(net, make_method(config.method, config.settings), schedule=config.schedule, seed=seed)
     lines = ["after,task,name,validation,test"]
 
     def measure(after):
