@@ -32,6 +32,21 @@ GUARDS = {
     "ewc+afec sampled": lambda: afec.EWC(1.0, fisher="sample") + afec.AFEC(0.5, fisher="sample"),
     **{f"{name} official": lambda make=make: make(1.0, preset="official") for name, make in BASES.items()},
     **{f"{name} official": make for name, make in sums("official").items()},
+    "ags-cl": lambda: afec.AGSCL(100.0, mu=5),
+    "ags-cl by step+ewc": lambda: afec.AGSCL(100.0, mu=5, proximal="step") + afec.EWC(1.0),
+    "ags-cl+rwalk+afec": lambda: afec.AGSCL(100.0, mu=5) + afec.RWALK(1.0) + afec.AFEC(0.5),
+    "progress-compress": lambda: afec.ProgressCompress(10.0),
+    "progress-compress kept": lambda: afec.ProgressCompress(10.0, column="kept", decay="mean"),
+    "progress-compress+afec": lambda: afec.ProgressCompress(10.0) + afec.AFEC(0.5),
+    "progress-compress+si official": lambda: afec.ProgressCompress(10.0, preset="official") + afec.SI(1.0),
+}
+PHASES = {
+    "ewc+afec": {"theta_e", "train"},
+    "si official": {"train"},
+    "rwalk+afec": {"theta_e", "train"},
+    "ags-cl+rwalk+afec": {"theta_e", "train"},
+    "progress-compress+afec": {"progress", "theta_e", "compress"},
+    "progress-compress kept": {"progress", "compress"},
 }
 
 
@@ -66,11 +81,11 @@ class Story:
         assert same(learner.state_dict(), self.end)
 
 
-@pytest.mark.parametrize("name", ["ewc+afec", "si official", "rwalk+afec"])
+@pytest.mark.parametrize("name", PHASES)
 def test_going_on_from_the_last_epoch_of_each_phase(name, tmp_path):
     story = Story(GUARDS[name], tmp_path)
     last = {place[:2]: file for place, file in zip(story.places, story.files, strict=True) if place[0] > 0}
-    assert ("afec" not in name) or {phase for _, phase in last} == {"theta_e", "train", "learned"}
+    assert {phase for _, phase in last} == {*PHASES[name], "learned"}
     for file in last.values():
         story.check(file)
 

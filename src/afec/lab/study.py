@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from afec.lab.config import grid, parse_set, resolve
+from afec.lab.config import REFERENCES, RunConfig, grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, Watcher, execute, marked
 from afec.lab.run import build
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
+from afec.methods.expression import make_method
+from afec.strategy import as_strategy
 
 __all__ = ["check_buildable", "has_validation", "plan", "study", "unfinished"]
 
@@ -47,7 +49,7 @@ def check_buildable(jobs: Sequence[Job]) -> None:
     for job in jobs:
         kinds.setdefault(repr((job.config.stream, job.config.net)), []).append(job)
     for alike in kinds.values():
-        validates = has_validation(alike[0])
+        validates = has_validation(alike[0], {job.config.method: job.config for job in alike}.values())
         for job in {repr((job.config.training, job.device)): job for job in alike}.values():
             job.config.machine_on(job.device)
             if not validates:
@@ -57,14 +59,20 @@ def check_buildable(jobs: Sequence[Job]) -> None:
                     raise SpecError(f"{job.config.benchmark}: {error}") from error
 
 
-def has_validation(job: Job) -> bool:
-    """Whether every task has validation data; makes stream and net, sends one image through it, and says what cannot be."""
+def has_validation(job: Job, configs: Iterable[RunConfig] = ()) -> bool:
+    """Whether every task has validation data; makes stream and net, sends one image through it, and says what cannot be.
+
+    The same of the methods of `configs`, which share stream and net: not every strategy goes with every net.
+    """
     try:
         stream, net = build(job.config, job.seed)
         task = stream.tasks[0]
         image = task.train.inputs[:1]
         with torch.no_grad():
             net.eval()(image if task.prepare is None else task.prepare(image), task=0)
+        for config in configs:
+            if config.method not in REFERENCES:
+                as_strategy(make_method(config.method, config.settings)).check(net)
     except (ValueError, TypeError, RuntimeError) as error:
         raise SpecError(f"{job.config.benchmark}: {error}") from error
     return all(task.validation is not None for task in (*stream.tasks, *stream.transfer))

@@ -72,6 +72,7 @@ class Learner(Trained):
                 raise TypeError(f"Learner's {name} must be a {' or a '.join(k.__name__ for k in kinds)}; got {value!r}")
         super().__init__(net, machine or Machine())
         self.strategy, self.schedule = as_strategy(method), schedule or Schedule()
+        self.strategy.check(self.net)
         self.seed, self.progress, self.on_phase, self.memo = seed, progress, on_phase, memo
         self._course: Course | None = None  # the task that is being learned
         self._unfinished: dict[str, Any] | None = None  # one that was loaded in its middle

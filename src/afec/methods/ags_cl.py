@@ -81,6 +81,10 @@ class AGSCL(Strategy):
         numbers = f"strength={self.strength:g}, mu={self.mu:g}, rho={self.rho:g}, eta={self.eta:g}"
         return f"AGSCL({numbers}, proximal={self.proximal!r})"
 
+    def check(self, net: MultiHead) -> None:
+        """A chain of layers, or an error that says what it is instead."""
+        Chain(net.backbone)
+
     def trainings(self, work: Work) -> Iterator[Training]:
         """One training, with the proximal steps and the frozen weights in it; then what is kept of the task."""
         chain, omega, old = Chain(work.net.backbone), work.state.get("omega", {}), work.state.get("old", {})

@@ -109,6 +109,10 @@ class ProgressCompress(Strategy):
         )
         return f"ProgressCompress(strength={self.strength:g}, {how})"
 
+    def check(self, net: MultiHead) -> None:
+        """A chain of layers, or an error that says what it is instead."""
+        Chain(net.backbone)
+
     def trainings(self, work: Work) -> Iterator[Training]:
         """Progress, then compress."""
         first, flight = work.number == 0, work.flight

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from afec.guard import Guard, State
+from afec.nets import MultiHead
 from afec.strategy.work import TaskLoss, Training, Work
 
 __all__ = ["Plain", "Strategy", "as_strategy"]
@@ -55,6 +56,9 @@ class Strategy(ABC):
     @abstractmethod
     def described(self) -> str:
         """The expression that makes it, such as `AGSCL(strength=1000, …)`."""
+
+    def check(self, net: MultiHead) -> None:
+        """Raise for a net that this cannot be done with; asked before anything is learned."""
 
     def outputs(self, net: nn.Module, loss: TaskLoss, batch: Any) -> Tensor:
         """The prediction, in evaluation: by default what the task's head of the net says."""
