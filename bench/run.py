@@ -8,5 +8,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    for script in (["pull.py"], ["fisher.py"], ["fisher.py", "--alexnet"], ["learner.py"], ["learner.py", "--pair"]):
+    fisher, learner = (["fisher.py"], ["fisher.py", "--alexnet"]), (["learner.py"], ["learner.py", "--pair"])
+    for script in (["pull.py"], *fisher, *learner, ["strategies.py"]):
         subprocess.run([sys.executable, str(here / script[0]), *script[1:]], check=True)

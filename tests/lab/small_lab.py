@@ -36,6 +36,13 @@ strength = 1
 [method.si]
 strength = 1
 
+[method.ags-cl]
+strength = 10
+mu = 2
+
+[method.progress-compress]
+strength = 10
+
 [method.afec]
 forgetting = 1
 

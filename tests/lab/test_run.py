@@ -17,7 +17,7 @@ from afec.learner import Learner, NotFiniteError
 from afec.methods.expression import make_method
 from afec.nets import MultiHead
 
-METHODS = ["finetune", "ewc", "ewc+afec", "si+afec"]
+METHODS = ["finetune", "ewc", "ewc+afec", "si+afec", "ags-cl", "progress-compress+afec"]
 
 
 def by_hand(config, seed):

@@ -43,10 +43,7 @@ def test_an_unimportant_node_is_shrunk_by_hand():
 @given(st.floats(0, 5), st.floats(0, 5), st.floats(-3, 3), st.floats(-3, 3))
 def test_the_step_is_the_one_of_the_released_code(threshold, center, weight, bias):
     """a = max(d − t, 0), α = a/(t + a), 0/0 → 1, v ← α·v + (1 − α)·v*."""
-    parts = [
-        nn.Parameter(torch.tensor([[weight]], dtype=torch.float64)),
-        nn.Parameter(torch.tensor([bias], dtype=torch.float64)),
-    ]
+    parts = [nn.Parameter(torch.tensor(one, dtype=torch.float64)) for one in ([[weight]], [bias])]
     distance = ((weight - center) ** 2 + bias**2) ** 0.5
     left = max(distance - threshold, 0.0)
     alpha = left / (threshold + left) if threshold + left > 0 else 1.0

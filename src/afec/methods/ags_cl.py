@@ -51,6 +51,7 @@ class AGSCL(Strategy):
     """
 
     name = "ags-cl"
+    needs_chain = True
 
     def __init__(
         self,
@@ -80,10 +81,6 @@ class AGSCL(Strategy):
         """`AGSCL(strength=…, mu=…, …)`."""
         numbers = f"strength={self.strength:g}, mu={self.mu:g}, rho={self.rho:g}, eta={self.eta:g}"
         return f"AGSCL({numbers}, proximal={self.proximal!r})"
-
-    def check(self, net: MultiHead) -> None:
-        """A chain of layers, or an error that says what it is instead."""
-        Chain(net.backbone)
 
     def trainings(self, work: Work) -> Iterator[Training]:
         """One training, with the proximal steps and the frozen weights in it; then what is kept of the task."""

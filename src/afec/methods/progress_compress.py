@@ -71,6 +71,7 @@ class ProgressCompress(Strategy):
     """
 
     name = "progress-compress"
+    needs_chain = True
 
     def __init__(
         self,
@@ -108,10 +109,6 @@ class ProgressCompress(Strategy):
             f"decay={self.decay!r}, column={self.column!r}, adapters={self.adapters}, temperature={self.temperature:g}"
         )
         return f"ProgressCompress(strength={self.strength:g}, {how})"
-
-    def check(self, net: MultiHead) -> None:
-        """A chain of layers, or an error that says what it is instead."""
-        Chain(net.backbone)
 
     def trainings(self, work: Work) -> Iterator[Training]:
         """Progress, then compress."""

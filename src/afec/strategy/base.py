@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from afec.guard import Guard, State
-from afec.nets import MultiHead
+from afec.nets import Chain, MultiHead
 from afec.strategy.work import TaskLoss, Training, Work
 
 __all__ = ["Plain", "Strategy", "as_strategy"]
@@ -36,6 +36,7 @@ class Strategy(ABC):
 
     name: ClassVar[str]
     rank: ClassVar[int] = -1  # before every guard in the name of a sum
+    needs_chain: ClassVar[bool] = False  # whether it looks at layers and nodes, and so needs a backbone that is a chain
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.own = self.guard = guard
@@ -59,6 +60,8 @@ class Strategy(ABC):
 
     def check(self, net: MultiHead) -> None:
         """Raise for a net that this cannot be done with; asked before anything is learned."""
+        if self.needs_chain:
+            Chain(net.backbone)
 
     def outputs(self, net: nn.Module, loss: TaskLoss, batch: Any) -> Tensor:
         """The prediction, in evaluation: by default what the task's head of the net says."""
