@@ -129,7 +129,7 @@ class AStrategy(Strategy):
 
 class DrawsForItself(AStrategy):
     def keep(self, work):
-        return {"drawn": float(np.random.rand())}
+        return {"drawn": random.SystemRandom().random()}  # from no seed: those that have one are the learner's
 
 
 class WritesIntoItsState(AStrategy):

@@ -37,11 +37,11 @@ strength = 1
 strength = 1
 
 [method.ags-cl]
-strength = 10
+strength = 20
 mu = 2
 
 [method.progress-compress]
-strength = 10
+strength = 5
 
 [method.afec]
 forgetting = 1

@@ -133,7 +133,8 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "epochs"),
     [("ewc+afec", n) for n in (1, 2, 3, 4, 5, 7, 9)]
-    + [("finetune", 3), ("si", 3), ("joint", 3), ("scratch", 3), ("scratch", 5), ("joint", 5)],
+    + [("finetune", 3), ("si", 3), ("joint", 3), ("scratch", 3), ("scratch", 5), ("joint", 5)]
+    + [("ags-cl", 3), ("progress-compress+afec", 6), ("progress-compress+afec", 8), ("progress-compress+afec", 9)],
 )
 def test_a_run_that_was_stopped_anywhere_goes_on_to_the_same_bytes(method, epochs, tmp_path, whole):
     config = quick_config(method, "three")

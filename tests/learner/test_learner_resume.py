@@ -193,5 +193,28 @@ def test_nothing_unfinished_is_left_over_where_the_phase_does_not_come_again(tmp
 def test_samples_of_fisher_passes_before_the_stop_are_counted_once(phase, measured, tmp_path):
     tasks, file, _ = in_the_middle(tmp_path, phase, GUARDS["ewc+afec"]())
     learner = small_learner(tasks, GUARDS["ewc+afec"]()).load(file)
-    assert learner.state_dict()["inside"]["measured"] == measured  # F_e comes after θ_e and before θ
+    assert learner.state_dict()["inside"]["cost"]["measured"] == measured  # F_e comes after θ_e and before θ
     assert learner.learn(tasks[1]).samples == (2 + 2) * 48 + 48 + 48
+
+
+@pytest.mark.parametrize("phase", ["theta_e", "train", None])
+def test_a_state_of_the_first_format_goes_on(phase, tmp_path):
+    """Its keys as they were written before there were strategies."""
+    tasks, file, whole = in_the_middle(tmp_path, phase or "train", GUARDS["ewc+afec"]())
+    state = load_tree(file) if phase else whole.state_dict()
+    state = {key: value for key, value in state.items() if key != "afec"}
+    old = {**state, "format": 1, "guard": state["method"]}
+    del old["method"]
+    if phase:
+        inside = old["inside"]
+        old["inside"] = {
+            **{key: inside[key] for key in ("task", "phase", "fit")},
+            "theta_e": inside["weights"],
+            "epochs_theta_e": inside["cost"]["epochs"].get("theta_e", 0),
+            "measured": inside["cost"]["measured"],
+        }
+    learner = small_learner(tasks, GUARDS["ewc+afec"]())
+    learner.load_state_dict(old)
+    if phase:
+        assert learner.learn(tasks[1]).epochs_theta_e == 2
+    assert same(learner.state_dict(), whole.state_dict())

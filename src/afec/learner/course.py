@@ -68,7 +68,7 @@ class Course:
             "task": self.task.name,
             "phase": phase,
             "fit": fit.state_dict(),
-            "weights": fit.model.state_dict() if phase == "theta_e" or fit.model is not self.net else None,
+            "weights": dict(fit.model.state_dict()) if phase == "theta_e" or fit.model is not self.net else None,
             "cost": self.cost.state_dict(0 if self.guarded is None else self.guarded.samples_measured),
             "flight": dict(self.flight),
         }

@@ -20,7 +20,7 @@ from afec.learner.machine import Machine
 from afec.learner.memo import Memo
 from afec.learner.progress import shown
 from afec.learner.schedule import Schedule
-from afec.learner.state import FORMAT, check_net, check_state
+from afec.learner.state import FORMAT, check_net, check_state, upgraded
 from afec.learner.stopwatch import Stopwatch
 from afec.learner.tasks import HeadLoss, Mixture, mixture_loss, stored
 from afec.learner.trained import Known, Trained
@@ -192,6 +192,7 @@ class Learner(Trained):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a `state_dict()`; net, method and schedule are those of this learner."""
+        state = upgraded(state)
         check_state(state, self.strategy)
         check_net(state, self.net)
         while len(self.net.heads) < len(state["heads"]):

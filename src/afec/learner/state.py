@@ -7,10 +7,23 @@ from typing import Any
 from afec.nets import MultiHead
 from afec.strategy import Strategy
 
-__all__ = ["FORMAT", "check_net", "check_state"]
+__all__ = ["FORMAT", "check_net", "check_state", "upgraded"]
 
 FORMAT = 2
 INSIDE = {"task", "phase", "fit", "weights", "cost", "flight"}
+
+
+def upgraded(state: Any) -> Any:
+    """A state of format 1, which knew guards only, in the present form; anything else as it is."""
+    if not isinstance(state, dict) or state.get("format") != 1 or not {"guard", "inside"} <= state.keys():
+        return state
+    inside = state["inside"]
+    if isinstance(inside, dict) and set(inside) == {"task", "phase", "fit", "theta_e", "epochs_theta_e", "measured"}:
+        cost = {"epochs": {"theta_e": inside["epochs_theta_e"]}, "measured": inside["measured"]}
+        kept = {key: inside[key] for key in ("task", "phase", "fit")}
+        inside = {**kept, "weights": inside["theta_e"], "cost": cost, "flight": {}}
+    rest = {key: value for key, value in state.items() if key != "guard"}
+    return {**rest, "format": FORMAT, "method": state["guard"], "inside": inside}
 
 
 def check_state(state: Any, strategy: Strategy) -> None:
