@@ -79,8 +79,10 @@ def test_nodes_of_a_map_go_on_as_all_its_pixels():
     chain = Chain(net)
     spread = chain.spread(0, torch.tensor([True, False]), 8)
     assert spread.tolist() == [True] * 4 + [False] * 4
-    images = torch.randn(3, 1, 2, 2)
+    images = torch.rand(3, 1, 2, 2)
     with torch.no_grad():
+        for weight in net.parameters():
+            weight.fill_(1.0)
         before = net(images)
         net[0].weight[1] += 7.0  # a node whose outgoing weights are 0 does not matter, whatever it does
         net[0].bias[1] += 7.0

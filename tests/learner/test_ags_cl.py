@@ -19,7 +19,7 @@ def group(weight, bias):
 
 
 def values(parts):
-    return [float(part) for part in parts]
+    return [part.item() for part in parts]
 
 
 def test_an_important_node_is_held_by_hand():

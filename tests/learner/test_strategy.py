@@ -185,7 +185,7 @@ def test_transfer_and_joint_go_on_beside_a_strategy():
 def test_regressions_are_learned_too(name, loss):
     from afec.streams import make_stream
 
-    options = {"outputs": "angle"} if loss == "angular" else {}
+    options = {"output": "angle"} if loss == "angular" else {}
     stream = make_stream("digits-regression", 0, train=60, validation=40, loss=loss, **options)
     fisher = "auto" if loss == "mse" else "empirical"
     method = afec.AGSCL(10.0) if name == "ags-cl" else afec.ProgressCompress(10.0, fisher=fisher)

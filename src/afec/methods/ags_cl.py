@@ -18,6 +18,7 @@ from an unimportant node to an important one. After a task
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal, final
 
 import torch
@@ -88,17 +89,15 @@ class AGSCL(Strategy):
         chain.check(work.loss.prepared(work.train.inputs[:2]), work.number)
         frozen = _Frozen(chain, omega) if self.freeze else None
 
-        def shrink(lr: float) -> None:
-            for layer in chain.layers:
-                self._shrink(layer, omega, old, lr)
-
-        def after_step(lr: float) -> None:
-            if self.proximal == "step":
-                shrink(lr)
-            if frozen is not None:
+        def after(lr: float, *, shrinks: bool) -> None:
+            if shrinks:
+                for layer in chain.layers:
+                    self._shrink(layer, omega, old, lr)
+            if frozen is not None:  # last: the pull to v* may not bring back what is frozen
                 frozen.put_back()
 
-        after_epoch = shrink if self.proximal == "epoch" else None
+        each_step = self.proximal == "step"
+        after_step, after_epoch = partial(after, shrinks=each_step), partial(after, shrinks=not each_step)
         yield Training("train", work.net, work.loss, after_step=after_step, after_epoch=after_epoch)
         work.state = self._kept(work, chain, omega)
 
