@@ -185,8 +185,9 @@ def test_transfer_and_joint_go_on_beside_a_strategy():
 def test_regressions_are_learned_too(name, loss):
     from afec.streams import make_stream
 
-    options = {"output": "angle"} if loss == "angular" else {}
-    stream = make_stream("digits-regression", 0, train=60, validation=40, loss=loss, **options)
+    options = {"output": "angle", "loss": "cosine"} if loss == "angular" else {"loss": loss}
+    stream = make_stream("digits-regression", 0, train=60, validation=40, **options)
+    assert stream.tasks[0].loss == loss
     fisher = "auto" if loss == "mse" else "empirical"
     method = afec.AGSCL(10.0) if name == "ags-cl" else afec.ProgressCompress(10.0, fisher=fisher)
     learner = Learner(MultiHead(make_backbone("digits"), stream.outputs), method, schedule=SHORT)

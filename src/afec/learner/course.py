@@ -85,9 +85,20 @@ class Course:
             self.cost.measured += len(inputs)
             return predict_in_chunks(model, loss, inputs).to(self.machine.torch_device)
 
-        data = (self.loss, self.train, self.validation)
-        known, means = (self.learner.strategy.state, self.flight), (self.seed, passes, self.machine.placed, predict)
-        return Work(self.number, self.net, self.task.outputs, *data, *known, *means)
+        return Work(
+            self.number,
+            self.net,
+            self.task.outputs,
+            self.loss,
+            self.train,
+            self.validation,
+            self.learner.strategy.state,
+            self.flight,
+            self.seed,
+            passes,
+            self.machine.placed,
+            predict,
+        )
 
     def _new_fit(self, training: Training) -> Fit:
         """A training at its start, or where an earlier process left it."""

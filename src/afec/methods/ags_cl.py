@@ -192,7 +192,7 @@ class _Frozen:
     """The weights from unimportant to important nodes, which stay at 0."""
 
     def __init__(self, chain: Chain, omega: State) -> None:
-        self.weights, self.free = list[nn.Parameter](), list[Tensor]()
+        self.weights, self.free = list[Tensor](), list[Tensor]()
         for place, layer in enumerate(chain.layers[1:] if omega else ()):
             weight = layer.module.weight
             idle = chain.spread(place, omega[chain.layers[place].name] == 0, weight.shape[1])

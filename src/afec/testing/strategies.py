@@ -72,9 +72,9 @@ def tasks() -> list[Task]:
     for number in range(TASKS):
         generator = torch.Generator().manual_seed(1000 + number)
         teacher = torch.randn(FEATURES, CLASSES, generator=generator)
-        inputs = [torch.randn(SAMPLES, FEATURES, generator=generator) for _ in range(3)]
-        splits = [Split(x, (x @ teacher).argmax(1)) for x in inputs]
-        found.append(Task(f"task {number + 1}", *splits, outputs=CLASSES, loss="cross_entropy"))
+        inputs = (torch.randn(SAMPLES, FEATURES, generator=generator) for _ in range(3))
+        train, validation, test = (Split(x, (x @ teacher).argmax(1)) for x in inputs)
+        found.append(Task(f"task {number + 1}", train, validation, test, CLASSES, "cross_entropy"))
     return found
 
 
