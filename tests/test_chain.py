@@ -98,7 +98,7 @@ def test_active_nodes_are_seen_after_the_activation_and_before_the_pooling():
     with torch.no_grad():
         net[0].weight.fill_(1.0)
     seen = {}
-    Chain(net)(torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]]), lambda layer, z: seen.update({layer.name: z}))
+    Chain(net)(torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]]), watch=lambda layer, z: seen.update({layer.name: z}))
     assert seen["0"].tolist() == [[[[1.0, 0.0], [3.0, 4.0]]]]
     assert seen["4"].shape == (1, 1)
 

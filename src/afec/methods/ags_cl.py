@@ -151,7 +151,7 @@ def measured(chain: Chain, work: Work) -> dict[str, Tensor]:
 
     count = 0
     for inputs, _ in work.passes():
-        chain(work.loss.prepared(inputs), watch)
+        chain(work.loss.prepared(inputs), watch=watch)
         count += len(inputs)
     for module, mode in modes:
         module.training = mode

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,10 @@ class Layer:
         return z
 
 
+Watch = Callable[[Layer, Tensor], None]
+Beside = Callable[[int, Tensor], Tensor]
+
+
 class Chain:
     """The layers of a backbone, in order.
 
@@ -90,18 +95,24 @@ class Chain:
         """What each layer is given, from the first to the last."""
         for one in self.before:
             x = one(x)
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x = layer.enter(x)
             yield x
             x = layer.leave(layer.module(x))
+        yield self.layers[-1].enter(x)
 
-    def __call__(self, x: Tensor, watch: Callable[[Layer, Tensor], None] | None = None) -> Tensor:
-        """The features, as the backbone gives them; `watch` is shown the active nodes of each layer."""
+    def __call__(self, x: Tensor, *, watch: Watch | None = None, beside: Beside | None = None) -> Tensor:
+        """The features, as the backbone gives them.
+
+        `watch` is shown the active nodes of each layer; `beside` may add to what layer number `place` makes of its inputs.
+        """
         for one in self.before:
             x = one(x)
-        for layer in self.layers:
-            look = None if watch is None else lambda z, layer=layer: watch(layer, z)
-            x = layer.leave(layer.module(layer.enter(x)), look)
+        for place, layer in enumerate(self.layers):
+            z = layer.module(layer.enter(x))
+            if beside is not None:
+                z = beside(place, z)
+            x = layer.leave(z, None if watch is None else partial(watch, layer))
         return x.flatten(1)
 
     def spread(self, place: int, nodes: Tensor, following: int) -> Tensor:

@@ -69,27 +69,22 @@ class Column(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features."""
-        below = self._base_inputs(x) if self.lateral else None
-        for one in self._chain.before:
-            x = one(x)
-        for place, layer in enumerate(self._chain.layers):
-            z = layer.module(layer.enter(x))
-            if below is not None and place > 0:
-                z = z + self.adapters[place - 1](below[place])
-            x = layer.leave(z)
-        return x.flatten(1)
+        if not self.lateral:
+            return self._chain(x)
+        below = self._base_inputs(x)
+
+        def beside(place: int, z: Tensor) -> Tensor:
+            added: Tensor = z + self.adapters[place - 1](below[place]) if place > 0 else z
+            return added
+
+        return self._chain(x, beside=beside)
 
     @torch.no_grad()
     def _base_inputs(self, x: Tensor) -> list[Tensor]:
         if self._base.backbone.training:
             self._base.backbone.eval()
         self._base.select(self._task)
-        found = []
-        for layer, given in zip(self._base.layers, self._base.inputs(x), strict=False):
-            found.append(given)
-            if layer is self._base.layers[-1]:
-                break
-        return found
+        return list(self._base.inputs(x))
 
     def extra_repr(self) -> str:
         """Whether it listens."""
