@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -117,6 +118,40 @@ def test_other_tasks_are_another_table_and_a_scratch_of_an_earlier_command_is_fo
     assert "FWT vs scratch" not in second
     for table in (first, second):
         assert len(re.findall(r"^ewc\+afec .* minus ewc ", table, re.MULTILINE)) == 1
+
+
+def test_strategies_run_beside_guards(in_process, tmp_path, capsys):
+    command = ["run", "digits", *SMALL, "--seeds", "1", "--runs", str(tmp_path), "--method"]
+    assert main([*command, "finetune", "afec+ags-cl", "progress-compress"]) == 0
+    shown = capsys.readouterr().out
+    for label in ("finetune", "ags-cl+afec (λ=100, λ_e=0.1)", "progress-compress (λ=100)"):
+        assert re.search(rf"│ {re.escape(label)} +│", shown)
+    events = {
+        found.config.method: [json.loads(line) for line in (found.path / "events.jsonl").read_text().splitlines()]
+        for found in find_runs(tmp_path)
+    }
+    phases = {method: {e["phase"] for e in each if e["event"] == "epoch"} for method, each in events.items()}
+    assert phases["progress-compress"] == {"progress", "compress"}
+    assert phases["ags-cl+afec"] == {"theta_e", "train"}
+    seconds = next(e for e in events["progress-compress"] if e["event"] == "task")["seconds"]
+    assert {"progress", "compress"} <= set(seconds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "ags-cl+progress-compress"], "ags-cl and progress-compress are both strategies"),
+        (["--method", "ewc+progress-compress"], "progress-compress pulls by ewc itself; set its strength"),
+        (["--method", "ags-cl", "--set", "method.ags-cl.rho=2"], "method ags-cl: AGS-CL: rho must be in [0, 1]; got 2"),
+        (
+            ["--method", "ags-cl", "--set", "net.name=resnet10", "net.width=2", "net.channels=1", "net.size=8"],
+            "ResNet10 is no chain of layers: its 'layer1.0' is a BasicBlock",
+        ),
+    ],
+)
+def test_what_a_strategy_cannot_be(arguments, message, in_process, tmp_path, capsys):
+    assert main(["run", "digits", "--runs", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_seeds_start_where_they_are_told_to(in_process, tmp_path):

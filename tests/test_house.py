@@ -18,6 +18,7 @@ ROOMS = [
     "guard",
     "data",
     "nets",
+    "strategy",
     "methods",
     "streams",
     "learner",

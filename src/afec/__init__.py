@@ -3,10 +3,12 @@
 from afec.gaussian import Gaussian
 from afec.guard import GradientUsedTwiceError, Guard, GuardedTask, WeightMovedError
 from afec.learner import Learner, Machine, Schedule
-from afec.methods import AFEC, EWC, MAS, RWALK, SI
+from afec.methods import AFEC, AGSCL, EWC, MAS, RWALK, SI, ProgressCompress
+from afec.strategy import Strategy
 
 __all__ = [
     "AFEC",
+    "AGSCL",
     "EWC",
     "MAS",
     "RWALK",
@@ -17,6 +19,8 @@ __all__ = [
     "GuardedTask",
     "Learner",
     "Machine",
+    "ProgressCompress",
     "Schedule",
+    "Strategy",
     "WeightMovedError",
 ]

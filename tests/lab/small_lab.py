@@ -36,6 +36,13 @@ strength = 1
 [method.si]
 strength = 1
 
+[method.ags-cl]
+strength = 20
+mu = 2
+
+[method.progress-compress]
+strength = 5
+
 [method.afec]
 forgetting = 1
 

@@ -14,16 +14,16 @@ from afec.files import load_tree
 from afec.lab import Job, RunDirectory, build, execute, resolve, run
 from afec.lab import run as run_function
 from afec.learner import Learner, NotFiniteError
-from afec.methods.expression import make_guard
+from afec.methods.expression import make_method
 from afec.nets import MultiHead
 
-METHODS = ["finetune", "ewc", "ewc+afec", "si+afec"]
+METHODS = ["finetune", "ewc", "ewc+afec", "si+afec", "ags-cl", "progress-compress+afec"]
 
 
 def by_hand(config, seed):
     """accuracy.csv by a loop that anybody could have written."""
     stream, net = build(config, seed)
-    learner = Learner(net, make_guard(config.method, config.settings), schedule=config.schedule, seed=seed)
+    learner = Learner(net, make_method(config.method, config.settings), schedule=config.schedule, seed=seed)
     lines = ["after,task,name,validation,test"]
 
     def measure(after):
@@ -133,7 +133,8 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "epochs"),
     [("ewc+afec", n) for n in (1, 2, 3, 4, 5, 7, 9)]
-    + [("finetune", 3), ("si", 3), ("joint", 3), ("scratch", 3), ("scratch", 5), ("joint", 5)],
+    + [("finetune", 3), ("si", 3), ("joint", 3), ("scratch", 3), ("scratch", 5), ("joint", 5)]
+    + [("ags-cl", 3), ("progress-compress+afec", 6), ("progress-compress+afec", 8), ("progress-compress+afec", 9)],
 )
 def test_a_run_that_was_stopped_anywhere_goes_on_to_the_same_bytes(method, epochs, tmp_path, whole):
     config = quick_config(method, "three")

@@ -32,6 +32,21 @@ GUARDS = {
     "ewc+afec sampled": lambda: afec.EWC(1.0, fisher="sample") + afec.AFEC(0.5, fisher="sample"),
     **{f"{name} official": lambda make=make: make(1.0, preset="official") for name, make in BASES.items()},
     **{f"{name} official": make for name, make in sums("official").items()},
+    "ags-cl": lambda: afec.AGSCL(100.0, mu=5),
+    "ags-cl by step+ewc": lambda: afec.AGSCL(100.0, mu=5, proximal="step") + afec.EWC(1.0),
+    "ags-cl+rwalk+afec": lambda: afec.AGSCL(100.0, mu=5) + afec.RWALK(1.0) + afec.AFEC(0.5),
+    "progress-compress": lambda: afec.ProgressCompress(10.0),
+    "progress-compress kept": lambda: afec.ProgressCompress(10.0, column="kept", decay="mean"),
+    "progress-compress+afec": lambda: afec.ProgressCompress(10.0) + afec.AFEC(0.5),
+    "progress-compress+si official": lambda: afec.ProgressCompress(10.0, preset="official") + afec.SI(1.0),
+}
+PHASES = {
+    "ewc+afec": {"theta_e", "train"},
+    "si official": {"train"},
+    "rwalk+afec": {"theta_e", "train"},
+    "ags-cl+rwalk+afec": {"theta_e", "train"},
+    "progress-compress+afec": {"progress", "theta_e", "compress"},
+    "progress-compress kept": {"progress", "compress"},
 }
 
 
@@ -66,11 +81,11 @@ class Story:
         assert same(learner.state_dict(), self.end)
 
 
-@pytest.mark.parametrize("name", ["ewc+afec", "si official", "rwalk+afec"])
+@pytest.mark.parametrize("name", PHASES)
 def test_going_on_from_the_last_epoch_of_each_phase(name, tmp_path):
     story = Story(GUARDS[name], tmp_path)
     last = {place[:2]: file for place, file in zip(story.places, story.files, strict=True) if place[0] > 0}
-    assert ("afec" not in name) or {phase for _, phase in last} == {"theta_e", "train", "learned"}
+    assert {phase for _, phase in last} == {*PHASES[name], "learned"}
     for file in last.values():
         story.check(file)
 
@@ -178,5 +193,28 @@ def test_nothing_unfinished_is_left_over_where_the_phase_does_not_come_again(tmp
 def test_samples_of_fisher_passes_before_the_stop_are_counted_once(phase, measured, tmp_path):
     tasks, file, _ = in_the_middle(tmp_path, phase, GUARDS["ewc+afec"]())
     learner = small_learner(tasks, GUARDS["ewc+afec"]()).load(file)
-    assert learner.state_dict()["inside"]["measured"] == measured  # F_e comes after θ_e and before θ
+    assert learner.state_dict()["inside"]["cost"]["measured"] == measured  # F_e comes after θ_e and before θ
     assert learner.learn(tasks[1]).samples == (2 + 2) * 48 + 48 + 48
+
+
+@pytest.mark.parametrize("phase", ["theta_e", "train", None])
+def test_a_state_of_the_first_format_goes_on(phase, tmp_path):
+    """Its keys as they were written before there were strategies."""
+    tasks, file, whole = in_the_middle(tmp_path, phase or "train", GUARDS["ewc+afec"]())
+    state = load_tree(file) if phase else whole.state_dict()
+    state = {key: value for key, value in state.items() if key != "afec"}
+    old = {**state, "format": 1, "guard": state["method"]}
+    del old["method"]
+    if phase:
+        inside = old["inside"]
+        old["inside"] = {
+            **{key: inside[key] for key in ("task", "phase", "fit")},
+            "theta_e": inside["weights"],
+            "epochs_theta_e": inside["cost"]["epochs"].get("theta_e", 0),
+            "measured": inside["cost"]["measured"],
+        }
+    learner = small_learner(tasks, GUARDS["ewc+afec"]())
+    learner.load_state_dict(old)
+    if phase:
+        assert learner.learn(tasks[1]).epochs_theta_e == 2
+    assert same(learner.state_dict(), whole.state_dict())

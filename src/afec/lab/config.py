@@ -27,7 +27,7 @@ from afec.lab.spec import (
     without_factors,
 )
 from afec.learner import Machine, Schedule
-from afec.methods.expression import FINETUNE, METHODS, check_settings, make_guard, terms_of, whole_settings
+from afec.methods.expression import FINETUNE, METHODS, check_settings, make_method, terms_of, whole_settings
 from afec.naming import unknown, with_defaults
 from afec.nets import NETS
 from afec.streams import STREAMS, check_stream
@@ -208,7 +208,7 @@ def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> 
         for term in terms:
             check_settings(term, settings[term])
         settings = {term: whole_settings(term, given) for term, given in settings.items()}
-        make_guard(name, settings)
+        make_method(name, settings)
     except ValueError as error:
         raise SpecError(f"method {name}: {error}") from error
     return name, settings

@@ -16,7 +16,7 @@ from afec.lab.directory import Row, RunDirectory
 from afec.lab.hold_out import HOLD_OUT, held_out
 from afec.lab.memory import peak_memory_mb, reset_peak_memory
 from afec.learner import Learned, Learner, Memo, Phase, Stopwatch
-from afec.methods.expression import make_guard
+from afec.methods.expression import make_method
 from afec.nets import MultiHead, make_backbone
 from afec.randomness import forked, seed_from
 from afec.streams import Stream, make_stream
@@ -118,7 +118,7 @@ class _Run:
             self._note(f"from here on on {self.machine.device}, not on {config.training['device']}")
 
     def _learner(self, net: MultiHead, method: str) -> Learner:
-        guard = None if method in ("joint", "scratch") else make_guard(method, self.config.settings)
+        guard = None if method in ("joint", "scratch") else make_method(method, self.config.settings)
         return Learner(
             net,
             guard,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from afec.lab.config import grid, parse_set, resolve
+from afec.lab.config import REFERENCES, RunConfig, grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, Watcher, execute, marked
 from afec.lab.run import build, origin
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
+from afec.methods.expression import make_method
+from afec.strategy import as_strategy
 
 __all__ = ["check_buildable", "has_validation", "plan", "study", "unfinished"]
 
@@ -51,7 +53,7 @@ def check_buildable(jobs: Sequence[Job]) -> list[str]:
         kinds.setdefault(repr((job.config.stream, job.config.net)), []).append(job)
     words: dict[str, None] = {}
     for alike in kinds.values():
-        validates, weights = _looked_at(alike[0])
+        validates, weights = _looked_at(alike[0], {job.config.method: job.config for job in alike}.values())
         if weights:
             words[f"{alike[0].config.benchmark}: {weights}"] = None
         for job in {repr((job.config.training, job.device)): job for job in alike}.values():
@@ -69,14 +71,20 @@ def has_validation(job: Job) -> bool:
     return _looked_at(job)[0]
 
 
-def _looked_at(job: Job) -> tuple[bool, str]:
-    """Whether every task has validation data, and where the initial weights are from."""
+def _looked_at(job: Job, configs: Iterable[RunConfig] = ()) -> tuple[bool, str]:
+    """Whether every task has validation data, and where the initial weights are from.
+
+    Also says what cannot be of the methods of `configs`, which share stream and net: not every strategy goes with every net.
+    """
     try:
         stream, net = build(job.config, job.seed)
         task = stream.tasks[0]
         image = task.train.inputs[:1]
         with torch.no_grad():
             net.eval()(image if task.prepare is None else task.prepare(image), task=0)
+        for config in configs:
+            if config.method not in REFERENCES:
+                as_strategy(make_method(config.method, config.settings)).check(net)
     except (ValueError, TypeError, RuntimeError) as error:
         raise SpecError(f"{job.config.benchmark}: {error}") from error
     return all(task.validation is not None for task in (*stream.tasks, *stream.transfer)), origin(net)

@@ -95,7 +95,7 @@ class Watch(AbstractContextManager["Watch"]):
                 continue
             epoch = phase.epoch
             table.add_row(
-                job.label, str(job.seed), f"{phase.task + 1} {phase.name}", NAMES[phase.phase],
+                job.label, str(job.seed), f"{phase.task + 1} {phase.name}", NAMES.get(phase.phase, phase.phase),
                 str(epoch.number), f"{epoch.lr:.1e}", f"{epoch.loss:.4g}",
             )  # fmt: skip
         failed = f", {self.failed} failed" if self.failed else ""

@@ -1,7 +1,8 @@
 """Learning task after task: the training loop, and a learner for people without a loop of their own."""
 
 from afec.learner.fit import Epoch, Fit, LossFn, NotFiniteError, OnEpoch
-from afec.learner.learner import Learned, Learner, Phase
+from afec.learner.learned import Learned, Phase
+from afec.learner.learner import Learner
 from afec.learner.machine import Machine
 from afec.learner.memo import Memo
 from afec.learner.schedule import Plateau, Schedule

@@ -60,6 +60,7 @@ class Epoch:
 
 
 OnEpoch = Callable[[Epoch], None]
+After = Callable[[float], None]
 
 
 class Fit:
@@ -115,6 +116,8 @@ class Fit:
         *,
         extra_loss: Callable[[], float] | None = None,
         before_epoch: Callable[[], None] | None = None,
+        after_step: After | None = None,
+        after_epoch: After | None = None,
         on_best: Callable[[], None] | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Fit:
@@ -123,6 +126,8 @@ class Fit:
         Args:
             extra_loss: added to each validation loss, e.g. a guard's penalty for leaving the old weights.
             before_epoch: called before each epoch.
+            after_step: called with the learning rate after each step; it may move the weights.
+            after_epoch: the same, after each epoch and before its validation loss.
             on_best: called when the weights are the best so far.
             on_epoch: called after each epoch, e.g. for a progress bar or a checkpoint.
         """
@@ -134,7 +139,9 @@ class Fit:
                 if before_epoch:
                     before_epoch()
                 lr = self.plateau.lr
-                learned = self._one_epoch(generator)
+                learned = self._one_epoch(generator, after_step)
+                if after_epoch:
+                    after_epoch(lr)
                 loss = learned if self.validation is None else self._loss_on(self.validation)
                 loss += extra_loss() if extra_loss else 0.0
                 self._check(loss)
@@ -178,7 +185,7 @@ class Fit:
             self.scaler.load_state_dict(state["scaler"])
         self.history, self.best_epoch, self._best = list(state["history"]), state["best_epoch"], state["best"]
 
-    def _one_epoch(self, generator: torch.Generator) -> float:
+    def _one_epoch(self, generator: torch.Generator, after_step: After | None = None) -> float:
         """The mean loss of the batches, where nothing else will say how it went."""
         self.model.train()
         total = torch.zeros((), device=self.machine.torch_device)
@@ -194,6 +201,8 @@ class Fit:
                 torch.autograd.backward(self.scaler.scale(loss))
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
+            if after_step:
+                after_step(self.plateau.lr)
             if self.validation is None:
                 total += loss.detach() * len(rows)
         return float(total) / self.train.size

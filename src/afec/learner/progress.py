@@ -12,6 +12,7 @@ from afec.randomness import forked
 __all__ = ["NAMES", "shown"]
 
 NAMES = {"theta_e": "expansion", "train": "learning", "joint": "learning all", "transfer": "head alone"}
+"""How phases are called on a terminal; others, those of a strategy, by their own names."""
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def shown(wanted: bool | None, number: int, name: str, phase: str) -> Iterator[C
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[at]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        row = bar.add_task(f"{NAMES[phase]}, task {number + 1} ({name})", total=None, at="")
+        row = bar.add_task(f"{NAMES.get(phase, phase)}, task {number + 1} ({name})", total=None, at="")
         yield lambda epoch: bar.update(
             row, at=f"epoch {epoch.number}, lr {epoch.lr:.1e}, validation loss {epoch.loss:.4g}"
         )

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from afec.guard import Guard
 from afec.nets import MultiHead
+from afec.strategy import Strategy
 
-__all__ = ["FORMAT", "check_net", "check_state"]
+__all__ = ["FORMAT", "check_net", "check_state", "upgraded"]
 
-FORMAT = 1
-INSIDE = {"task", "phase", "fit", "theta_e", "epochs_theta_e", "measured"}
+FORMAT = 2
+INSIDE = {"task", "phase", "fit", "weights", "cost", "flight"}
 
 
-def check_state(state: Any, guard: Guard | None) -> None:
+def upgraded(state: Any) -> Any:
+    """A state of format 1, which knew guards only, in the present form; anything else as it is."""
+    if not isinstance(state, dict) or state.get("format") != 1 or not {"guard", "inside"} <= state.keys():
+        return state
+    inside = state["inside"]
+    if isinstance(inside, dict) and set(inside) == {"task", "phase", "fit", "theta_e", "epochs_theta_e", "measured"}:
+        cost = {"epochs": {"theta_e": inside["epochs_theta_e"]}, "measured": inside["measured"]}
+        kept = {key: inside[key] for key in ("task", "phase", "fit")}
+        inside = {**kept, "weights": inside["theta_e"], "cost": cost, "flight": {}}
+    rest = {key: value for key, value in state.items() if key != "guard"}
+    return {**rest, "format": FORMAT, "method": state["guard"], "inside": inside}
+
+
+def check_state(state: Any, strategy: Strategy) -> None:
     """Raise where this is no state, or that of another method."""
-    keys = {"format", "seed", "tasks", "net", "heads", "guard", "inside"}
+    keys = {"format", "seed", "tasks", "net", "heads", "method", "inside"}
     if not isinstance(state, dict) or set(state) != keys or state["format"] != FORMAT:
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"this is no state of a Learner (format {FORMAT}): expected {sorted(keys)}, got {found}")
@@ -24,10 +37,10 @@ def check_state(state: Any, guard: Guard | None) -> None:
         raise ValueError(
             f"this is no state of a Learner: what it says about a task in its middle is {type(inside).__name__}"
         )
-    saved, here = (state["guard"] or {}).get("method", "finetune"), "finetune" if guard is None else guard.method
+    saved, here = (state["method"] or {}).get("method", "finetune"), strategy.method
     if saved != here:
         raise ValueError(
-            f"the state is of a learner with the method '{saved}', this one has '{here}'; give it that guard"
+            f"the state is of a learner with the method '{saved}', this one has '{here}'; give it that one"
         )
 
 

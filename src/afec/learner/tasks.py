@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -90,7 +90,15 @@ class HeadLoss:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss."""
-        return CRITERIA[self.kind](self.outputs(model, batch), batch[1])
+        return self.between(self.outputs(model, batch), batch[1])
+
+    def between(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of outputs that are there already."""
+        return CRITERIA[self.kind](outputs, targets)
+
+    def through(self, head: int) -> HeadLoss:
+        """The same loss through another head."""
+        return replace(self, number=head)
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:
         """What the head says; of augmented inputs where the model is in training mode."""
@@ -103,6 +111,10 @@ class HeadLoss:
     def prepared(self, inputs: Tensor) -> Tensor:
         """A batch as the net takes it."""
         return self.machine.batch(inputs if self.prepare is None else self.prepare(inputs))
+
+
+Says = Callable[[HeadLoss, Any], Tensor]
+"""How a batch's outputs are made, where that is not what the head says."""
 
 
 class Mixture:
@@ -136,9 +148,13 @@ def mixture_loss(losses: Sequence[HeadLoss], model: nn.Module, batch: list[tuple
     return torch.stack(parts).sum()
 
 
-def predict_in_chunks(model: nn.Module, loss: HeadLoss, inputs: Tensor) -> Tensor:
+def predict_in_chunks(model: nn.Module, loss: HeadLoss, inputs: Tensor, says: Says | None = None) -> Tensor:
     """The outputs for all `inputs`, in eval mode and without gradients; the mode is put back."""
-    return _in_chunks(model, lambda part: loss.outputs(model, (part,)), inputs, loss).cpu()
+
+    def ask(part: Tensor) -> Tensor:
+        return loss.outputs(model, (part,)) if says is None else says(loss, (part,))
+
+    return _in_chunks(model, ask, inputs, loss).cpu()
 
 
 def represent_in_chunks(net: MultiHead, number: int, task: Task, inputs: Tensor, machine: Machine) -> Tensor:
@@ -157,6 +173,7 @@ def _in_chunks(model: nn.Module, ask: Callable[[Tensor], Tensor], inputs: Tensor
         model.train(mode)
 
 
-def accuracy(model: nn.Module, loss: HeadLoss, task: Task, split: Split) -> float:
+def accuracy(model: nn.Module, loss: HeadLoss, task: Task, split: Split, says: Says | None = None) -> float:
     """The fraction of the split whose class is read off rightly."""
-    return task.accuracy(predict_in_chunks(model, loss, split.inputs), Split(split.inputs, split.targets.cpu()))
+    outputs = predict_in_chunks(model, loss, split.inputs, says=says)
+    return task.accuracy(outputs, Split(split.inputs, split.targets.cpu()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -60,7 +61,7 @@ class Trained:
         else:
             asked = [(self._number_of(task.name, place), task) for place, task in enumerate(tasks)]
         return [
-            accuracy(self.net, HeadLoss.of(number, task, self.machine), task, _split_of(task, split))
+            accuracy(self.net, HeadLoss.of(number, task, self.machine), task, _split_of(task, split), self._outputs)
             for number, task in asked
         ]
 
@@ -77,12 +78,17 @@ class Trained:
                 f"the inputs are {x.dtype}, and how task '{self._known[number].name}' prepares them is not in a loaded file; "
                 "give the task itself in place of its number or name"
             )
-        return predict_in_chunks(self.net, HeadLoss(number, self._known[number].loss, self.machine, prepare), x)
+        loss = HeadLoss(number, self._known[number].loss, self.machine, prepare)
+        return predict_in_chunks(self.net, loss, x, says=self._outputs)
 
     def predict(self, x: Tensor, task: int | str | Task) -> Tensor:
         """The class of each input, or, of a regression task, its values. `task` is a number from 0, a name or the task."""
         outputs = self.outputs(x, task)
         return outputs.argmax(dim=1) if self._known[self._place(task)].loss == "cross_entropy" else outputs
+
+    def _outputs(self, loss: HeadLoss, batch: Any) -> Tensor:
+        """The prediction for a batch."""
+        return loss.outputs(self.net, batch)
 
     def _place(self, task: int | str | Task) -> int:
         return task if isinstance(task, int) else self._number_of(task.name if isinstance(task, Task) else task, None)

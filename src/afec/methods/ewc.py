@@ -3,8 +3,9 @@
     L(θ) = L_new(θ) + λ/2 · Σ_i F_{1:t−1,i} (θ_i − θ*_i)²
 
 θ* are the weights at the end of the latest task (one anchor), F_{1:t} = ((t−1)·F_{1:t−1} + F_t)/t the running average of the
-tasks' Fisher information. `strength` is λ; the ½ is not part of it. Which λ is right depends on the Fisher kind: `batched`
-with B samples gives about 1/B of the `empirical` one, so its λ are about B times larger.
+tasks' Fisher information; with a `decay` γ it is the online F ← γ·F + F_t instead. `strength` is λ; the ½ is not part of it.
+Which λ is right depends on the Fisher kind: `batched` with B samples gives about 1/B of the `empirical` one, so its λ are
+about B times larger.
 
     guard = afec.EWC(strength=500)
     with guard.learning(model, optimizer, loader, loss_fn):
@@ -16,7 +17,7 @@ from __future__ import annotations
 from typing import Literal, final
 
 from afec.fisher import Kind
-from afec.gaussian import Gaussian, running_average
+from afec.gaussian import Gaussian, running_average, running_sum
 from afec.guard import FisherOptions, GuardedTask, Params, State, Term, checked_weight
 from afec.methods.presets import Preset, settings
 
@@ -29,6 +30,7 @@ class EWC(Term):
 
     Args:
         strength: λ ≥ 0. Zero switches the method off (fine-tuning, bit for bit).
+        decay: γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, the running average over the tasks.
         fisher: `exact`, `sample`, `empirical`, `batched`, or `auto`: `exact` up to ten outputs, `sample` beyond, `empirical`
             where the likelihood is not known.
         fisher_batch: B of the `batched` kind.
@@ -43,6 +45,7 @@ class EWC(Term):
         self,
         strength: float,
         *,
+        decay: float | Literal["mean"] = "mean",
         fisher: Kind | Literal["auto"] | None = None,
         fisher_batch: int | None = None,
         fisher_dropout: bool | None = None,
@@ -51,6 +54,9 @@ class EWC(Term):
     ) -> None:
         super().__init__(params)
         self.strength = checked_weight("EWC: strength (λ)", strength)
+        self.decay = decay if decay == "mean" else checked_weight("EWC: decay (γ), if it is not 'mean',", decay)
+        if self.decay != "mean" and self.decay > 1:
+            raise ValueError(f"EWC: decay (γ) must be in [0, 1], or 'mean'; got {decay!r}")
         chosen = settings(self.name, preset, fisher=fisher, fisher_batch=fisher_batch, fisher_dropout=fisher_dropout)
         self.fisher = FisherOptions(chosen["fisher"], chosen["fisher_batch"], chosen["fisher_dropout"])
 
@@ -80,10 +86,17 @@ class EWC(Term):
         return [(self.strength, Gaussian(task.values(), task.fisher(self.fisher, "rehearse", most_batches=4)))]
 
     def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
-        """F_{1:t} around the weights as they are now."""
+        """F_{1:t}, or the online F, around the weights as they are now."""
         old = Gaussian(state["mean"], state["precision"]) if state else None
         if old is not None:
             old = old.grown_to(dict(task.model.named_parameters()))
         new = Gaussian(task.values(), task.fisher(self.fisher, "ewc"))
-        posterior = running_average(old, new, task.number + 1)
+        if self.decay == "mean":
+            posterior = running_average(old, new, task.number + 1)
+        else:
+            posterior = running_sum(None if old is None else _scaled(old, self.decay), new)
         return {"mean": posterior.mean, "precision": posterior.precision}
+
+
+def _scaled(gaussian: Gaussian, factor: float) -> Gaussian:
+    return Gaussian(gaussian.mean, {name: factor * precision for name, precision in gaussian.precision.items()})

@@ -9,15 +9,18 @@ from typing import Any
 
 from afec.guard import Guard, Term
 from afec.methods.afec import AFEC
+from afec.methods.ags_cl import AGSCL
 from afec.methods.ewc import EWC
 from afec.methods.mas import MAS
 from afec.methods.presets import PRESETS
 from afec.methods.presets import settings as preset_settings
+from afec.methods.progress_compress import ProgressCompress
 from afec.methods.rwalk import RWALK
 from afec.methods.si import SI
 from afec.naming import did_you_mean, unknown
+from afec.strategy import Strategy
 
-__all__ = ["FINETUNE", "METHODS", "MethodRecord", "check_settings", "make_guard", "terms_of", "whole_settings"]
+__all__ = ["FINETUNE", "METHODS", "MethodRecord", "check_settings", "make_method", "terms_of", "whole_settings"]
 
 FINETUNE = "finetune"
 """No term at all."""
@@ -28,7 +31,7 @@ class MethodRecord:
     """One term that can be named."""
 
     name: str
-    make: type[Term]
+    make: type[Term] | type[Strategy]
     description: str
 
     @property
@@ -46,6 +49,14 @@ METHODS = {
         MethodRecord("si", SI, "synaptic intelligence: held by what its path gave to the loss"),
         MethodRecord("rwalk", RWALK, "Riemannian walk: Fisher information and path together"),
         MethodRecord("afec", AFEC, "active forgetting: pulled to where the new task alone would have it"),
+        MethodRecord(
+            "ags-cl", AGSCL, "adaptive group sparsity: nodes that mattered are held, others kept free (strategy)"
+        ),
+        MethodRecord(
+            "progress-compress",
+            ProgressCompress,
+            "a column learns the task, the net learns from it under EWC (strategy)",
+        ),
     )
 }
 
@@ -63,6 +74,9 @@ def terms_of(expression: str) -> tuple[str, ...]:
             raise ValueError(unknown("method", name, [FINETUNE, *METHODS]) + where)
     if len(set(names)) != len(names):
         raise ValueError(f"'{expression}' has one method twice; add each at most once")
+    strategies = [name for name in names if issubclass(METHODS[name].make, Strategy)]
+    if len(strategies) > 1:
+        raise ValueError(f"'{expression}': {' and '.join(strategies)} are both strategies; a sum has one at most")
     return tuple(sorted(names, key=lambda name: (METHODS[name].make.rank, name)))
 
 
@@ -83,14 +97,14 @@ def whole_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"preset": preset, **chosen, **{key: value for key, value in given.items() if key not in known}}
 
 
-def make_guard(expression: str, settings: Mapping[str, Mapping[str, Any]]) -> Guard | None:
-    """The guard of an expression, from the settings of each of its terms; None for `finetune`."""
-    guard: Guard | None = None
+def make_method(expression: str, settings: Mapping[str, Mapping[str, Any]]) -> Guard | Strategy | None:
+    """The method of an expression, from the settings of each of its terms; None for `finetune`."""
+    method: Guard | Strategy | None = None
     for name in terms_of(expression):
         check_settings(name, settings.get(name, {}))
         try:
             term = METHODS[name].make(**settings.get(name, {}))
         except TypeError as error:
             raise ValueError(f"the settings of {name}, {dict(settings.get(name, {}))}, do not fit: {error}") from error
-        guard = term if guard is None else guard + term
-    return guard
+        method = term if method is None else method + term
+    return method

@@ -34,6 +34,12 @@ _RELEASED_SI: Options = {"damping": 0.01, **_RELEASED_PATH}
 _RWALK: Options = {"alpha": 0.9, "damping": 0.01, **_PATH}
 _RELEASED_RWALK: Options = {"alpha": 0.9, "damping": 0.01, **_RELEASED_PATH}
 
+_AGS_CL: Options = {"mu": 10.0, "rho": 0.3, "eta": 0.9, "proximal": "epoch", "freeze": True, "cut": True}
+
+_COLUMN: Options = {"column": "fresh", "adapters": True, "adapter_width": 0.25, "temperature": 1.0}
+_ONLINE: Options = {**_COLUMN, "decay": 0.9}
+_ON_THE_BASIS_OF_EWC: Options = {**_COLUMN, "decay": "mean"}
+
 PRESETS: dict[str, dict[str, Options]] = {
     "default": {
         "ewc": _TRUE_FISHER,
@@ -41,6 +47,8 @@ PRESETS: dict[str, dict[str, Options]] = {
         "si": _SI,
         "rwalk": _RWALK,
         "afec": {**_TRUE_FISHER, **_ALGORITHM_1},
+        "ags-cl": _AGS_CL,
+        "progress-compress": {**_TRUE_FISHER, **_ONLINE},
     },
     "paper": {
         "ewc": _PAPER_FISHER,
@@ -48,6 +56,8 @@ PRESETS: dict[str, dict[str, Options]] = {
         "si": _SI,
         "rwalk": _RWALK,
         "afec": {**_PAPER_FISHER, **_ALGORITHM_1},
+        "ags-cl": _AGS_CL,
+        "progress-compress": {**_PAPER_FISHER, **_ON_THE_BASIS_OF_EWC},
     },
     "official": {
         "ewc": _RELEASED_FISHER,
@@ -55,6 +65,8 @@ PRESETS: dict[str, dict[str, Options]] = {
         "si": _RELEASED_SI,
         "rwalk": _RELEASED_RWALK,
         "afec": {**_RELEASED_FISHER, **_RELEASED_EXPANSION},
+        "ags-cl": _AGS_CL,
+        "progress-compress": {**_RELEASED_FISHER, **_ON_THE_BASIS_OF_EWC},
     },
 }
 

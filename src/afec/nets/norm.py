@@ -80,6 +80,14 @@ class TaskBatchNorm2d(nn.Module):
     def _statistics(self) -> TaskStatistics:
         return cast(TaskStatistics, self.tasks[self.selected])
 
+    def reset_parameters(self) -> None:
+        """Everything as at the start, the statistics of all tasks included."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        for statistics in cast(Iterator[TaskStatistics], self.tasks):
+            statistics.running_mean.zero_()
+            statistics.running_var.fill_(1.0)
+
     def make_tasks(self, count: int) -> None:
         """Have the statistics of at least `count` tasks; new ones are fresh, where the weights are and in their precision."""
         while len(self.tasks) < count:

@@ -7,7 +7,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from afec.nets.images import check_images, check_options
-from afec.nets.norm import BatchNormKind, new_batch_norm
+from afec.nets.norm import BatchNormKind, TaskBatchNorm2d, new_batch_norm
 
 __all__ = ["VGG", "vgg11", "vgg11bn"]
 
@@ -41,10 +41,16 @@ class VGG(nn.Module):
             size = max(1, size // 2)
         self.features = nn.Sequential(*layers)
         self.out_features = channels * size * size
-        for layer in layers:
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initial weights, drawn anew."""
+        for layer in self.features:
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
                 nn.init.zeros_(cast(Tensor, layer.bias))
+            elif isinstance(layer, nn.BatchNorm2d | TaskBatchNorm2d):
+                layer.reset_parameters()
 
     def forward(self, images: Tensor) -> Tensor:
         """The features of a batch of images."""

@@ -2,5 +2,6 @@
 
 from afec.testing.check import CONTRACTS, check_method
 from afec.testing.report import ContractError, Report, Result
+from afec.testing.strategies import STRATEGY_CONTRACTS
 
-__all__ = ["CONTRACTS", "ContractError", "Report", "Result", "check_method"]
+__all__ = ["CONTRACTS", "STRATEGY_CONTRACTS", "ContractError", "Report", "Result", "check_method"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from afec.randomness import forked
+from afec.strategy import Strategy
 from afec.testing import conduct, results
 from afec.testing.compare import global_hooks, remove_hooks_since
 from afec.testing.method import Make, Method
 from afec.testing.report import ContractError, Report, Result, ViolationError
+from afec.testing.strategies import STRATEGY_CONTRACTS, StrategyMethod
 
 __all__ = ["CONTRACTS", "check_method"]
 
@@ -42,7 +45,8 @@ def check_method(
 
     Args:
         make: builds a fresh guard, `make(strength=…)`: a Term class (`check_method(L2)`), or a function
-            (`check_method(lambda strength: EWC(strength) + AFEC(strength, epochs=2))`).
+            (`check_method(lambda strength: EWC(strength) + AFEC(strength, epochs=2))`). Or a fresh strategy: that is checked
+            in a small learner, against `STRATEGY_CONTRACTS`.
         strength: a positive strength at which the method pulls.
         exempt: {contract: reason} that do not apply, beside those that the terms declare in an attribute `exempt_contracts`.
             They are checked and listed all the same, and the report says where one holds.
@@ -54,12 +58,13 @@ def check_method(
     started = [set(place) for place in global_hooks()]
     try:
         with forked(0):
-            method = Method(make, strength)
+            strategy = callable(make) and strength > 0 and isinstance(make(strength=strength), Strategy)
+            method: Any = StrategyMethod(make, strength) if strategy else Method(make, strength)
+            contracts: Mapping[str, Callable[[Any], None]] = STRATEGY_CONTRACTS if strategy else CONTRACTS
             exempt = {**method.declared(), **(exempt or {})}
-            chosen = _chosen(only, exempt)
             found: list[Result] = []
-            for name in chosen:
-                result = _checked(method, name, exempt.get(name))
+            for name in _chosen(only, exempt, contracts):
+                result = _checked(method, contracts[name], name, exempt.get(name))
                 if result.outcome == "failed" and raise_on_failure:
                     assert result.error is not None
                     raise result.error
@@ -69,10 +74,10 @@ def check_method(
         remove_hooks_since(started)
 
 
-def _checked(method: Method, name: str, reason: str | None) -> Result:
+def _checked(method: Any, contract: Callable[[Any], None], name: str, reason: str | None) -> Result:
     start, error = time.perf_counter(), None
     try:
-        CONTRACTS[name](method)
+        contract(method)
     except ViolationError as violation:
         error = ContractError(method.name, name, violation.seen, violation.expected)
     except Exception as exception:
@@ -86,16 +91,16 @@ def _checked(method: Method, name: str, reason: str | None) -> Result:
     return Result(name, "passed" if error is None else "failed", seconds, "", error)
 
 
-def _chosen(only: Iterable[str] | None, exempt: Mapping[str, str]) -> list[str]:
+def _chosen(only: Iterable[str] | None, exempt: Mapping[str, str], contracts: Iterable[str]) -> list[str]:
     """The contracts to check, in their order; unknown names and exemptions without a reason raise."""
-    wanted = list(CONTRACTS) if only is None else [only] if isinstance(only, str) else list(only)
+    wanted = list(contracts) if only is None else [only] if isinstance(only, str) else list(only)
     for what, names in (("only", wanted), ("exempt", exempt)):
-        unknown = [name for name in names if name not in CONTRACTS]
+        unknown = [name for name in names if name not in contracts]
         if unknown:
             raise ValueError(
-                f"{what}= names {unknown[0]!r}, which is no contract; the contracts are {', '.join(CONTRACTS)}"
+                f"{what}= names {unknown[0]!r}, which is no contract; the contracts are {', '.join(contracts)}"
             )
     for name, reason in exempt.items():
         if not isinstance(reason, str) or not reason.strip():
             raise ValueError(f"the exemption from {name!r} needs a reason, in words; got {reason!r}")
-    return [name for name in CONTRACTS if name in wanted]
+    return [name for name in contracts if name in wanted]

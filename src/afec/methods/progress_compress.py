@@ -1,0 +1,152 @@
+"""P&C, progress & compress (Schwarz et al. 2018), as the AFEC paper compares with it (Sec. 4.2).
+
+Two nets: the knowledge base, which is the net that is evaluated, and an active column beside it, with lateral adapters from the
+base into it (`afec.nets.column`). Each task is learned twice.
+
+    progress   the column learns the task by its own loss; the base does not change, the column listens to it
+    compress   the base learns to say what the column says, under EWC:
+               L(θ) = T²·KL(softmax(column/T) ‖ softmax(base/T)) + λ/2 · Σ_i F_i (θ_i − θ*_i)²
+
+    after a task   F ← γ·F + F_t  (online EWC), or the running average of EWC;  θ* are the base's weights
+
+For a regression the base matches the column's outputs by the task's own loss. The column's outputs are computed once, when it
+has learned, for the inputs as they are (not augmented): an epoch of compress costs what any epoch costs.
+
+    learner = afec.Learner(backbone, afec.ProgressCompress(strength=1000))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from afec.fisher import Kind
+from afec.guard import checked_flag, checked_weight, one_of
+from afec.methods.ewc import EWC
+from afec.methods.presets import Preset, settings
+from afec.nets import Chain, MultiHead
+from afec.nets.column import Column
+from afec.randomness import forked
+from afec.strategy import Strategy, TaskLoss, Training, Work
+
+__all__ = ["Distillation", "ProgressCompress"]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How far a net is from saying what another one says: the batch's targets are the outputs of that one."""
+
+    loss: TaskLoss
+    temperature: float
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """T²·KL(target ‖ output), a mean over the batch; of a regression the task's own loss between the two."""
+        outputs, targets = self.loss.outputs(model, batch), batch[1]
+        if self.loss.kind != "cross_entropy":
+            return self.loss.between(outputs, targets)
+        ours, theirs = (F.log_softmax(logits / self.temperature, dim=1) for logits in (outputs, targets))
+        return self.temperature**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+@final
+class ProgressCompress(Strategy):
+    """Learn the task in a column of its own, then bring it into the net, which EWC holds.
+
+    Works over backbones that are a chain of layers (`afec.nets.Chain`).
+
+    Args:
+        strength: λ ≥ 0 of the EWC in compress. Zero: the base is not held.
+        decay: γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, EWC's running average over the tasks.
+        column: `fresh`, drawn anew for each task, or `kept`, going on from the column of the task before.
+        adapters: whether the column listens to the base, from the second task on.
+        adapter_width: nodes of an adapter, as a share of the nodes of its layer.
+        temperature: T > 0 of the distillation.
+        progress_epochs, compress_epochs: at most so many in either phase; default as the schedule says.
+        fisher, fisher_batch, fisher_dropout, preset: as in `EWC`.
+    """
+
+    name = "progress-compress"
+    needs_chain = True
+
+    def __init__(
+        self,
+        strength: float,
+        *,
+        decay: float | Literal["mean"] | None = None,
+        column: Literal["fresh", "kept"] | None = None,
+        adapters: bool | None = None,
+        adapter_width: float | None = None,
+        temperature: float | None = None,
+        progress_epochs: int | None = None,
+        compress_epochs: int | None = None,
+        fisher: Kind | Literal["auto"] | None = None,
+        fisher_batch: int | None = None,
+        fisher_dropout: bool | None = None,
+        preset: Preset = "default",
+    ) -> None:
+        measured = {"fisher": fisher, "fisher_batch": fisher_batch, "fisher_dropout": fisher_dropout}
+        given = {"adapters": adapters, "adapter_width": adapter_width, "temperature": temperature, "column": column}
+        chosen = settings(self.name, preset, decay=decay, **given, **measured)
+        checked_weight("progress-compress: strength (λ)", strength)
+        super().__init__(EWC(strength, decay=chosen["decay"], **{key: chosen[key] for key in measured}))
+        self.strength, self.decay, self.column = float(strength), chosen["decay"], chosen["column"]
+        one_of("progress-compress: column", self.column, ("fresh", "kept"))
+        self.adapters = checked_flag("progress-compress: adapters", chosen["adapters"])
+        self.temperature, self.adapter_width = (_positive(key, chosen[key]) for key in ("temperature", "adapter_width"))
+        self.epochs = progress_epochs, compress_epochs
+        for key, value in zip(("progress_epochs", "compress_epochs"), self.epochs, strict=True):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"progress-compress: {key} must be an integer ≥ 1; got {value!r}")
+
+    def described(self) -> str:
+        """`ProgressCompress(strength=…, …)`."""
+        how = (
+            f"decay={self.decay!r}, column={self.column!r}, adapters={self.adapters}, temperature={self.temperature:g}"
+        )
+        return f"ProgressCompress(strength={self.strength:g}, {how})"
+
+    def trainings(self, work: Work) -> Iterator[Training]:
+        """Progress, then compress."""
+        first, flight = work.number == 0, work.flight
+        if "targets" not in flight:  # else the column has learned already
+            Chain(work.net.backbone).check(work.loss.prepared(work.train.inputs[:2]), max(0, work.number - 1))
+            column, loss = self._column(work), work.loss.through(0)
+            yield Training("progress", column, loss, guarded=False, max_epochs=self.epochs[0], pure=first)
+            said = [
+                work.predict(column, loss, split.inputs) if split is not None else None
+                for split in (work.train, work.validation)
+            ]
+            flight |= {"targets": said, "column": dict(column.state_dict()) if self.column == "kept" else None}
+        train, validation = flight["targets"]
+        distillation = Distillation(work.loss, self.temperature)
+        yield Training("compress", work.net, distillation, targets=(train, validation), max_epochs=self.epochs[1])
+        work.state = {"column": _without_head(flight["column"])}
+
+    def _column(self, work: Work) -> MultiHead:
+        """The active column with the task's head."""
+        base, width = work.net.backbone, self.adapter_width if self.adapters else 0.0
+        with forked(work.seed("column"), next(base.parameters()).device):
+            # In the first task there is nothing to listen to; later a task's statistics are those of the latest one.
+            twin = Column(base, width, lateral=work.number > 0, task=max(0, work.number - 1))
+            column = MultiHead(twin, [work.outputs], work.net.features, zero=work.net.zero)
+        known = work.state.get("column")
+        if known is not None and self.column == "kept":
+            column.load_state_dict(known, strict=False)
+        work.place(column)
+        return column
+
+
+def _without_head(column: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+    """A column without what belongs to its task alone."""
+    return None if column is None else {k: v.clone() for k, v in column.items() if not k.startswith("heads.")}
+
+
+def _positive(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"progress-compress: {key} must be a finite number > 0; got {value!r}")
+    return float(value)

@@ -1,0 +1,150 @@
+"""What a strategy is, and how guards add to it.
+
+A guard is a pull on the weights, in anybody's loop. A strategy may also have its own loss, targets, steps, ends of epochs,
+several trainings one after the other, and its own prediction, so it runs in our learner. It is one generator, which reads like
+the algorithm that it is:
+
+    def trainings(self, work):
+        yield Training("train", work.net, work.loss, after_epoch=…)   # the learner trains it, guard and all
+        work.state = {…}                                              # the task is learned: what is kept of it
+
+The learner knows nothing else of it. Every method is a strategy there: a guard alone, or no method at all, is `Plain`.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from afec.guard import Guard, State
+from afec.nets import Chain, MultiHead
+from afec.strategy.work import TaskLoss, Training, Work
+
+__all__ = ["Plain", "Strategy", "as_strategy"]
+
+
+class Strategy(ABC):
+    """A method for our learner. A strategy and a guard add, `AGSCL(…) + AFEC(…)`; two strategies do not.
+
+    Args:
+        guard: what the method itself pulls by, if anything.
+    """
+
+    name: ClassVar[str]
+    rank: ClassVar[int] = -1  # before every guard in the name of a sum
+    needs_chain: ClassVar[bool] = False  # whether it looks at layers and nodes, and so needs a backbone that is a chain
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.own = self.guard = guard
+        self.added: Guard | None = None
+        self.state: State = {}
+        """What is kept over the tasks: plain dictionaries of tensors and numbers."""
+
+    # -- what a method says ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def trainings(self, work: Work) -> Iterator[Training]:
+        """The trainings of one task; after the last one `work.state` becomes the state, if nothing was raised.
+
+        After a stop it is called again with the `work.flight` that was saved, and leaves out the trainings that this says
+        are over; the one that was stopped is gone on with.
+        """
+
+    @abstractmethod
+    def described(self) -> str:
+        """The expression that makes it, such as `AGSCL(strength=1000, …)`."""
+
+    def check(self, net: MultiHead) -> None:
+        """Raise for a net that this cannot be done with; asked before anything is learned."""
+        if self.needs_chain:
+            Chain(net.backbone)
+
+    def outputs(self, net: nn.Module, loss: TaskLoss, batch: Any) -> Tensor:
+        """The prediction, in evaluation: by default what the task's head of the net says."""
+        return loss.outputs(net, batch)
+
+    # -- sums -----------------------------------------------------------------------------------------------------
+
+    @property
+    def method(self) -> str:
+        """The method's name everywhere: `ags-cl+afec`, whichever way it was written."""
+        return "+".join([self.name, *(term.name for term in self.added.terms)] if self.added else [self.name])
+
+    def __add__(self, other: object) -> Self:
+        if isinstance(other, Strategy):
+            raise TypeError(
+                f"{self.name} + {other.name}: both are strategies, and one training cannot be done in two ways. A strategy "
+                "adds to guards only (EWC, MAS, SI, RWALK, AFEC)"
+            )
+        if not isinstance(other, Guard):
+            return NotImplemented
+        if self.state or (self.guard is not None and (self.guard.tasks_done or self.guard.in_task)):
+            raise RuntimeError("methods are added before they learn their first task; this one has learned already")
+        mine = {term.name for term in self.own.terms} if self.own else set()
+        if both := mine & {term.name for term in other.terms}:
+            raise ValueError(
+                f"{self.name} pulls by {both.pop()} itself; set its strength there instead of adding it a second time"
+            )
+        new = copy.copy(self)
+        new.added = other if self.added is None else self.added + other
+        new.guard = new.added if self.own is None else self.own + new.added
+        return new
+
+    def __radd__(self, other: object) -> Self:
+        return self + other
+
+    def __repr__(self) -> str:
+        return self.described() if self.added is None else f"{self.described()} + {self.added!r}"
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Everything but the flight, with the guard's."""
+        guard = None if self.guard is None else self.guard.state_dict()
+        return {"method": self.method, "state": dict(self.state), "guard": guard}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Take over a `state_dict()` of a strategy with the same terms."""
+        if not isinstance(state, dict) or set(state) != {"method", "state", "guard"} or state["method"] != self.method:
+            found = state.get("method") if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"this is no state of {self.method!r}: got {found!r}; build the method that was saved")
+        if self.guard is not None:
+            self.guard.load_state_dict(state["guard"])
+        self.state = dict(state["state"])
+
+
+class Plain(Strategy):
+    """A guard alone, or none: one training of the net by the task's own loss."""
+
+    name = "finetune"
+
+    def trainings(self, work: Work) -> Iterator[Training]:
+        """One; in the first task a guard that neither pulls nor watches changes nothing of it."""
+        yield Training("train", work.net, work.loss, pure=work.number == 0)
+
+    def described(self) -> str:
+        """As the guard says."""
+        return repr(self.guard)
+
+    @property
+    def method(self) -> str:
+        """The guard's, or `finetune`."""
+        return self.name if self.guard is None else self.guard.method
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The guard's."""
+        return None if self.guard is None else self.guard.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Take over that of a guard with the same terms."""
+        if self.guard is not None:
+            self.guard.load_state_dict(state or {})
+
+
+def as_strategy(method: Strategy | Guard | None) -> Strategy:
+    """The method as the learner has it."""
+    return method if isinstance(method, Strategy) else Plain(method)

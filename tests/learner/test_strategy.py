@@ -1,0 +1,196 @@
+"""What a strategy is: how it adds, what it may replace, and that the learner does as it says."""
+
+import pytest
+import torch
+from small_learning import SHORT, few_tasks, numbers, same, small_learner, small_net
+
+import afec
+from afec.learner import Learner
+from afec.methods.expression import make_method, terms_of
+from afec.nets import MultiHead, NoChainError, make_backbone
+from afec.strategy import Plain, Strategy, Training, as_strategy
+
+
+def test_a_strategy_and_a_guard_are_a_strategy_whichever_way_they_are_written():
+    one, other = afec.AGSCL(1.0) + afec.AFEC(0.5), afec.AFEC(0.5) + afec.AGSCL(1.0)
+    assert isinstance(one, Strategy)
+    assert one.method == other.method == "ags-cl+afec"
+    assert (afec.EWC(1.0) + afec.AFEC(0.5) + afec.AGSCL(1.0)).method == "ags-cl+ewc+afec"
+    assert (afec.EWC(1.0) + (afec.AGSCL(1.0) + afec.AFEC(0.5))).method == "ags-cl+ewc+afec"
+    assert repr(one) == f"{afec.AGSCL(1.0)!r} + {afec.AFEC(0.5)!r}"
+    alone = afec.ProgressCompress(1.0)
+    more = alone + afec.AFEC(0.5)
+    assert (alone.method, more.method) == ("progress-compress", "progress-compress+afec")
+    assert alone.added is None  # a sum is a new one
+    assert [term.name for term in more.guard.terms] == ["ewc", "afec"]
+
+
+def test_what_does_not_add():
+    with pytest.raises(TypeError, match=r"ags-cl \+ progress-compress: both are strategies"):
+        afec.AGSCL(1.0) + afec.ProgressCompress(1.0)
+    with pytest.raises(ValueError, match="progress-compress pulls by ewc itself; set its strength there"):
+        afec.ProgressCompress(1.0) + afec.EWC(1.0)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        afec.AGSCL(1.0) + 1
+    tasks = few_tasks(1)
+    learner = small_learner(tasks, afec.AGSCL(1.0))
+    learner.learn(tasks[0])
+    with pytest.raises(RuntimeError, match="has learned already"):
+        learner.strategy + afec.AFEC(0.5)
+
+
+def test_expressions():
+    assert terms_of("afec+ags-cl") == ("ags-cl", "afec")
+    with pytest.raises(ValueError, match="ags-cl and progress-compress are both strategies"):
+        terms_of("ags-cl+progress-compress")
+    made = make_method("ewc+ags-cl", {"ewc": {"strength": 1}, "ags-cl": {"strength": 2, "mu": 3}})
+    assert made.method == "ags-cl+ewc"
+    assert (made.strength, made.mu, made.guard.terms[0].strength) == (2, 3, 1)
+    with pytest.raises(ValueError, match="pulls by ewc itself"):
+        make_method("ewc+progress-compress", {"ewc": {"strength": 1}, "progress-compress": {"strength": 2}})
+    with pytest.raises(ValueError, match="has no setting 'lambda'"):
+        make_method("ags-cl", {"ags-cl": {"lambda": 2}})
+
+
+def test_guards_and_nothing_are_plain():
+    assert as_strategy(None).method == "finetune"
+    assert as_strategy(afec.EWC(1.0) + afec.AFEC(1.0)).method == "ewc+afec"
+    assert isinstance(as_strategy(afec.EWC(1.0)), Plain)
+    with pytest.raises(TypeError, match="Learner's method must be a Guard or a Strategy; got 'ewc'"):
+        Learner(small_net(few_tasks(1)), "ewc")
+
+
+@pytest.mark.parametrize("make", [afec.AGSCL, afec.ProgressCompress])
+def test_a_net_that_is_no_chain_is_refused_before_anything_is_learned(make):
+    with pytest.raises(NoChainError, match="ResNet10 is no chain of layers"):
+        Learner(make_backbone("resnet10", width=2), make(1.0))
+
+
+# -- a strategy of one's own ------------------------------------------------------------------------------------------
+
+
+class Everything(Strategy):
+    """All that a strategy may have of its own: two trainings, targets, loss, steps, ends of epochs, state, prediction."""
+
+    name = "everything"
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def described(self):
+        return "Everything()"
+
+    def trainings(self, work):
+        self.calls.append(f"state {work.state}")
+        if "turned" not in work.flight:
+            yield Training("first", work.net, work.loss, guarded=False, max_epochs=1, after_step=self._step)
+            turned = [None if split is None else 1 - split.targets for split in (work.train, work.validation)]
+            work.flight["turned"] = turned
+        own = Training("second", work.net, work.loss, targets=tuple(work.flight["turned"]), after_epoch=self._epoch)
+        yield own
+        work.state = {"tasks": work.number + 1}
+
+    def _step(self, lr):
+        self.calls.append(f"step at {lr:g}")
+
+    def _epoch(self, lr):
+        self.calls.append(f"epoch at {lr:g}")
+
+    def outputs(self, net, loss, batch):
+        return -loss.outputs(net, batch)  # what it was taught is turned, so this is right again
+
+
+def test_the_learner_does_all_that_a_strategy_says():
+    tasks, phases = few_tasks(2), []
+    method = Everything()
+    learner = small_learner(tasks, method, on_phase=lambda p: phases.append((p.task, p.phase, p.epoch.number)))
+    took = [learner.learn(task) for task in tasks]
+    of_task = [("first", 1), ("second", 1), ("second", 2)]
+    assert phases == [(number, *place) for number in (0, 1) for place in of_task]
+    steps = ["step at 0.01"] * 3  # 48 images in batches of 16
+    assert method.calls[:6] == ["state {}", *steps, *["epoch at 0.01"] * 2]
+    assert method.calls[6] == "state {'tasks': 1}"
+    assert learner.state_dict()["method"] == {"method": "everything", "state": {"tasks": 2}, "guard": None}
+    assert [one.epochs for one in took] == [3, 3]
+    assert [one.samples for one in took] == [3 * 48] * 2
+    assert set(took[0].seconds) == {"first", "second", "fisher"}
+    turned = torch.softmax(learner.outputs(tasks[0].test.inputs, 0), 1)
+    head = learner.net.eval()(tasks[0].test.inputs, task=0)
+    assert torch.allclose(turned, torch.softmax(-head, 1))
+    assert learner.predict(tasks[0].test.inputs, 0).tolist() == (-head).argmax(1).tolist()
+
+
+def test_what_fails_in_the_middle_leaves_method_and_guard_as_on_entry():
+    """The guard has ended its task when the strategy fails after it: both are put back."""
+
+    class Fails(Everything):
+        def trainings(self, work):
+            yield from super().trainings(work)
+            if work.number == 1:
+                raise RuntimeError("at the very end")
+
+    tasks = few_tasks(2)
+    learner = small_learner(tasks, Fails() + afec.EWC(1.0))
+    learner.learn(tasks[0])
+    before = learner.state_dict()["method"]
+    with pytest.raises(RuntimeError, match="at the very end"):
+        learner.learn(tasks[1])
+    assert same(learner.state_dict()["method"], before)
+    assert learner.tasks_learned == [tasks[0].name]
+    assert learner.state_dict()["inside"] is None
+
+
+def test_a_state_of_another_method_is_refused():
+    tasks = few_tasks(1)
+    saved = small_learner(tasks, afec.AGSCL(1.0)).state_dict()
+    with pytest.raises(ValueError, match="with the method 'ags-cl', this one has 'ags-cl\\+ewc'"):
+        small_learner(tasks, afec.AGSCL(1.0) + afec.EWC(1.0)).load_state_dict(saved)
+    with pytest.raises(ValueError, match="this is no state of 'ags-cl'"):
+        afec.AGSCL(1.0).load_state_dict({"method": "ags-cl"})
+
+
+# -- both of ours -----------------------------------------------------------------------------------------------------
+
+ALIKE = {
+    "ags-cl": lambda: afec.AGSCL(100.0, mu=5),
+    "ags-cl+afec": lambda: afec.AGSCL(100.0, mu=5) + afec.AFEC(0.5),
+    "progress-compress": lambda: afec.ProgressCompress(10.0),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_the_same_seed_gives_the_same_bits_and_the_order_of_a_sum_none_other(name):
+    tasks = few_tasks(2)
+    ends = []
+    for _ in range(2):
+        learner = small_learner(tasks, ALIKE[name]())
+        ends.append((numbers([learner.learn(task) for task in tasks]), learner.state_dict()))
+    assert same(ends[0], ends[1])
+
+
+def test_transfer_and_joint_go_on_beside_a_strategy():
+    tasks = few_tasks(3)
+    learner = small_learner(tasks, afec.ProgressCompress(10.0))
+    for task in tasks[:2]:
+        learner.learn(task)
+    before = learner.state_dict()
+    assert 0 <= learner.transfer(tasks[2]).test <= 1
+    assert same(learner.state_dict(), before)
+    assert learner.learn_jointly(tasks).epochs == 2
+
+
+@pytest.mark.parametrize("loss", ["mse", "cosine", "angular"])
+@pytest.mark.parametrize("name", ["ags-cl", "progress-compress"])
+def test_regressions_are_learned_too(name, loss):
+    from afec.streams import make_stream
+
+    options = {"output": "angle", "loss": "cosine"} if loss == "angular" else {"loss": loss}
+    stream = make_stream("digits-regression", 0, train=60, validation=40, **options)
+    assert stream.tasks[0].loss == loss
+    fisher = "auto" if loss == "mse" else "empirical"
+    method = afec.AGSCL(10.0) if name == "ags-cl" else afec.ProgressCompress(10.0, fisher=fisher)
+    learner = Learner(MultiHead(make_backbone("digits"), stream.outputs), method, schedule=SHORT)
+    for task in stream.tasks:
+        learner.learn(task)
+    assert all(0 <= found <= 1 for found in learner.evaluate(stream.tasks))
