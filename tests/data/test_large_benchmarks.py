@@ -28,6 +28,7 @@ REAL = Path(os.environ.get("AFEC_DATA", "no data"))
 NAMES = ("cub200", "cub200-pretrained", "imagenet100")
 METHODS = ["finetune", "ewc", "mas", "si", "rwalk", "ewc+afec", "mas+afec", "si+afec", "rwalk+afec"]
 FACTOR = 204.8
+HARD = pytest.mark.filterwarnings("ignore:the expansion learned nothing")  # in one epoch on a few images
 
 # λ of EWC, MAS, SI and RWALK and λ_e as the paper's table has them.
 SELECTED = {
@@ -169,6 +170,7 @@ def smoke(name, root, runs, *methods, **sets):
     return main([*command, "--data", str(root), "--runs", str(runs), *(["--set", *words] if words else [])])
 
 
+@HARD
 @pytest.mark.parametrize("name", NAMES)
 def test_ewc_with_afec_through_the_command_line(name, root, tmp_path, in_process, capsys):
     sets = {"stream__tasks": 2, "stream__images": 20, "net__hidden": 4}
@@ -200,6 +202,7 @@ def test_what_is_missing_is_said_before_anything_runs(missing, root, tmp_path, c
     assert not (tmp_path / "runs").exists()
 
 
+@HARD
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_on_tiny_images(name, root, tmp_path, in_process):
@@ -208,6 +211,7 @@ def test_every_method_on_tiny_images(name, root, tmp_path, in_process):
     assert all(run.done for run in find_runs(tmp_path))
 
 
+@HARD
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_real_images(name, tmp_path, in_process):

@@ -268,6 +268,21 @@ def test_an_expansion_that_learned_nothing(setting):
         assert guard.tasks_done == 1
 
 
+def test_a_learners_own_expansion_that_got_no_better_is_said_and_goes_on(setting):
+    def worse():
+        optimizer = torch.optim.SGD(setting.model.parameters(), 0.3, maximize=True)
+        setting.loss(setting.model(setting.tasks[0][0]), setting.tasks[0][1]).backward()
+        optimizer.step()
+
+    guard = EWC(1.0) + AFEC(0.1)
+    enter(guard, setting, train=worse)
+    with pytest.warns(RuntimeWarning, match="the expansion learned nothing: the loss of θ_e was .* too hard"):
+        enter(guard, setting, train=worse)
+    assert guard.tasks_done == 2
+    with pytest.raises(RuntimeError, match="it changed no guarded weight"):  # that is a mistake, whoever makes it
+        enter(guard, setting, train=lambda: None)
+
+
 def test_an_expansion_without_an_optimizer(setting):
     guard = EWC(1.0) + AFEC(0.1, epochs=1)
     enter(guard, setting, optimizer=None)
