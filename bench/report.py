@@ -69,7 +69,7 @@ def main() -> None:
         start, cpu = time.perf_counter(), time.process_time()
         readings = [read(run.config, run) for run in find_runs(Path(folder))]
         middle, cpu_middle = time.perf_counter(), time.process_time()
-        text = page(readings, "runs", "bench/report.py", pictures=False)
+        text = page(readings, "runs", "bench/report.py")
         end, cpu_end = time.perf_counter(), time.process_time()
     print(f"report of {len(readings)} runs × {given.tasks} tasks × {given.epochs} epochs")
     print(f"  reading   {middle - start:6.2f} s  (CPU {cpu_middle - cpu:.2f} s)")
