@@ -22,13 +22,13 @@ METHODS = (
 )
 
 
-def write_runs(root: Path, runs: int, tasks: int, epochs: int) -> None:
+def write_runs(root: Path, runs: int, tasks: int, epochs: int, apart: bool = False) -> None:
     """Runs as `afec run` leaves them, with an event for every epoch."""
     benchmark, chance = load_benchmark("cifar100-sc"), np.random.default_rng(0)
     seeds = 5
     for number in range(runs):
         grid, place = divmod(number, len(METHODS) * seeds)
-        sets = {"training": {"lr": 0.001 * (grid + 1)}}
+        sets = {"stream": {"images": 100 + grid}} if apart else {"training": {"lr": 0.001 * (grid + 1)}}
         run = RunDirectory.of(root, config := resolve(benchmark, METHODS[place // seeds], sets=sets), place % seeds)
         write_text(run.path / "config.toml", config.to_toml())
         write_text(run.path / "env.json", json.dumps({"afec": "0.1.0", "torch": "2.13.0", "host": "bench"}))
@@ -62,13 +62,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--apart", action="store_true", help="ten studies of fifty runs, not one of five hundred")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        write_runs(Path(folder), given.runs, given.tasks, given.epochs)
+        write_runs(Path(folder), given.runs, given.tasks, given.epochs, given.apart)
         start, cpu = time.perf_counter(), time.process_time()
         readings = [read(run.config, run) for run in find_runs(Path(folder))]
         middle, cpu_middle = time.perf_counter(), time.process_time()
-        text = page(readings, "runs", "bench/report.py", pictures=False)
+        text = page(readings, "runs", "bench/report.py")
         end, cpu_end = time.perf_counter(), time.process_time()
     print(f"report of {len(readings)} runs × {given.tasks} tasks × {given.epochs} epochs")
     print(f"  reading   {middle - start:6.2f} s  (CPU {cpu_middle - cpu:.2f} s)")

@@ -100,7 +100,7 @@ def test_figures(runs, tmp_path, figure):
     ("arguments", "message"),
     [
         (["--figure", "strengths"], "unknown figure 'strengths'; did you mean 'strength'"),
-        (["-o", "x.docx"], "expected a file name that ends in .png"),
+        (["-o", "x.docx"], "expected a file name that ends in .html, .png"),
         (["--where", "scale"], "expected key=value"),
         (["--where", "net.nmae=lenet"], "--where net.nmae=lenet: none of the 10 runs"),
         (["--figure", "strength"], "give the file to draw it into, e.g. -o strength.png"),

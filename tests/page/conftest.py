@@ -6,19 +6,7 @@ import shutil
 
 import pytest
 from browser import Browser, find_chromium
-
-from written_runs import learned, written
-
-METHODS = {"finetune": (0.5, 0.2), "ewc": (0.55, 0.05), "ewc@equal-compute": (0.57, 0.05), "ewc+afec": (0.6, 0.05)}
-
-
-def write_study(root, tasks=5, seeds=3, benchmark="digits", **sets):
-    """Every method over its seeds; the last ones a little better."""
-    for method, (base, forget) in METHODS.items():
-        for seed in range(seeds):
-            matrix = learned(tasks, base, 0.01 * seed, forget)
-            theta_e = (0, *[4] * (tasks - 1)) if "afec" in method else (0,) * tasks
-            written(root, method, seed, matrix, (4,) * tasks, theta_e, benchmark, **sets)
+from small_study import write_study
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import warnings
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_study import EVIL, rename
 
 from afec.cli import main
 from afec.files import save_tree
@@ -20,7 +21,6 @@ from afec.report.markup import clean, tag
 from afec.report.table import lines
 from written_runs import learned, written
 
-EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\"'`{{7*7}}\x00\x1b[31m\u202e"
 SECRET = "the secret of another directory"
 
 
@@ -56,15 +56,6 @@ def one(tmp_path):
 
 def root_of(run):
     return run.path.parents[3]
-
-
-def rename(run, **changes):
-    """Other names in the configuration of a run."""
-    file = run.path / "config.toml"
-    text = file.read_text(encoding="utf-8")
-    for key, value in changes.items():
-        text = re.sub(rf"(?m)^{key} = .*$", lambda _, k=key, v=value: f"{k} = {json.dumps(v)}", text, count=1)
-    file.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("key", ["benchmark", "scale", "method", "variant"])

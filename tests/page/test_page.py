@@ -205,7 +205,7 @@ def test_each_file_of_a_run_is_read_once(study, monkeypatch):
     opened = []
     plain = directory.plain_text
     monkeypatch.setattr(directory, "plain_text", lambda path, *a, **k: opened.append(path) or plain(path, *a, **k))
-    page([read(run.config, run) for run in find_runs(study)], "runs", "afec", pictures=False)
+    page([read(run.config, run) for run in find_runs(study)], "runs", "afec")
     assert sorted(opened) == sorted(set(opened))
     assert sum(path.name == "accuracy.csv" for path in opened) == 12
 
@@ -227,6 +227,22 @@ def test_watching_writes_again_when_there_is_more(study, tmp_path, monkeypatch):
     assert ">13 finished<" in seen[1]
     assert seen[2] == seen[1]  # nothing new, so nothing was written
     assert 'http-equiv="refresh"' not in last
+
+
+def test_pictures_are_drawn_again_only_for_other_runs(study, monkeypatch):
+    from afec.report import page as module
+
+    asked = []
+    monkeypatch.setattr(module, "pictures_of", lambda rows: asked.append(len(rows)) or module.NOTHING)
+    readings = [read(run.config, run) for run in find_runs(study)]
+    drawn = {}
+    for _ in range(2):
+        page(readings, "runs", "afec", drawn=drawn)
+    assert asked == [4]
+    page(readings[1:], "runs", "afec", drawn=drawn)
+    assert asked == [4, 4]
+    page(readings, "runs", "afec")
+    assert asked == [4, 4]
 
 
 def test_watching_needs_a_page(study, capsys):

@@ -18,7 +18,7 @@ from afec.naming import unknown
 from afec.report.drawn import draw_figure
 from afec.report.export import to_csv, to_latex, to_markdown
 from afec.report.figures import FIGURES as CHARTS
-from afec.report.page import page
+from afec.report.page import Drawn, page
 from afec.report.picture import draw_study, heading
 from afec.report.reading import Reading, damaged, read
 from afec.report.sheet import ordered
@@ -84,9 +84,10 @@ def _write_page(console: Console, root: Path, out: Path, where: list[str], *, wa
     """The page, once or again and again until Ctrl-C; what is written last does not reload itself."""
     command = shlex.join(["afec", *sys.argv[1:]])
     library = Library(root, where)
+    drawn: Drawn | None = {} if pictures else None
 
     def write(readings: list[Reading], *, watching: bool) -> None:
-        write_text(out, page(readings, str(root), command, watching=watching, pictures=pictures))
+        write_text(out, page(readings, str(root), command, watching=watching, drawn=drawn))
 
     readings = library.readings()
     write(readings, watching=watch)

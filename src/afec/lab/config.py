@@ -105,8 +105,6 @@ class RunConfig:
         for name, section in (("stream", found.stream), ("net", found.net), *found.settings.items()):
             if not isinstance(section, dict):
                 raise TypeError(f"{name} is no table: {section!r}")
-        if not all(isinstance(section.get("name"), str) for section in (found.stream, found.net)):
-            raise ValueError("stream and net need a name")
         return found
 
 

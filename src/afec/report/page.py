@@ -32,6 +32,8 @@ __all__ = ["Study", "page", "studies"]
 
 TRACEBACK = 6000
 REFRESH_SECONDS = 10
+Drawn = dict[str, tuple[list[Reading], Pictures]]
+"""The pictures of each study, and the runs that they are of."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class Study:
         }
 
 
-def studies(readings: Sequence[Reading], *, pictures: bool = True) -> list[Study]:
-    """The sections; runs that cannot be read at all belong to none."""
+def studies(readings: Sequence[Reading], drawn: Drawn | None = None) -> list[Study]:
+    """The sections; runs that cannot be read at all belong to none. Without `drawn` there are no pictures."""
     known = [one for one in readings if one.config]
     rows = lines_of(known)
     have = {(row.config.benchmark, row.config.label, row.config.hash) for row in rows}
@@ -90,12 +92,12 @@ def studies(readings: Sequence[Reading], *, pictures: bool = True) -> list[Study
         assert one.config
         mine.setdefault(Line(one.config).problem, []).append(one)
     return [
-        _study(f"study{place}", mark, ordered(group), mine[group[0].problem], pictures=pictures)
+        _study(f"study{place}", mark, ordered(group), mine[group[0].problem], drawn)
         for place, (mark, group) in enumerate(groups, start=1)
     ]
 
 
-def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], *, pictures: bool) -> Study:
+def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], drawn: Drawn | None) -> Study:
     finished = [row for row in rows if row.metrics]
     config = rows[0].config
     gains = differences(finished)
@@ -117,8 +119,17 @@ def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], *, pi
         [(row, command_for(row.config, seeds[row.config.label, row.config.hash])) for row in rows],
         missing_runs(rows, readings),
         _exports(finished, [sheet for sheet in sheets if sheet], mark),
-        pictures_of(finished) if pictures and finished else NOTHING,
+        NOTHING if drawn is None or not finished else _pictures(finished, drawn),
     )
+
+
+def _pictures(rows: list[Line], drawn: Drawn) -> Pictures:
+    """Drawn again only where there are other runs than the last time: weights and data are slow."""
+    runs = [one for row in rows for one in row.readings.values()]
+    known = drawn.get(rows[0].problem)
+    if known is None or known[0] != runs:
+        known = drawn[rows[0].problem] = (runs, pictures_of(rows))
+    return known[1]
 
 
 def _exports(rows: list[Line], sheets: list[Sheet], mark: str) -> list[tuple[str, str]]:
@@ -150,10 +161,12 @@ def _headlines(rows: Sequence[Line], gains: Sheet | None) -> list[str]:
     return said + [f"{ours} against {theirs}: {', '.join(texts)} points" for (ours, theirs), texts in found.items()]
 
 
-def page(readings: Sequence[Reading], root: str, command: str, *, watching: bool = False, pictures: bool = True) -> str:
-    """The whole page as text."""
+def page(
+    readings: Sequence[Reading], root: str, command: str, *, watching: bool = False, drawn: Drawn | None = None
+) -> str:
+    """The whole page as text; with circles and Grad-CAM where `drawn` is a dict, which keeps them for the next time."""
     style, script = (_source(name) for name in ("page.css", "page.js"))
-    found = studies(readings, pictures=pictures)
+    found = studies(readings, drawn)
     states = Counter(one.state for one in readings)
     context: dict[str, Any] = {
         "style": Markup(style),

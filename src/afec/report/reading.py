@@ -79,6 +79,8 @@ class Reading:
 
 def read(config: RunConfig, run: RunDirectory) -> Reading:
     """Everything that tables and figures need; what is damaged is named in the reading, and nothing raises."""
+    if not all(isinstance(section.get("name"), str) for section in (config.stream, config.net)):
+        return damaged(run, f"{run.path / 'config.toml'}: its stream and its net need a name")
     state = "finished" if run.done else "failed" if (failure := run.failure) is not None else "unfinished"
     try:
         _ = run.seed
