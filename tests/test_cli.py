@@ -124,7 +124,7 @@ def test_strategies_run_beside_guards(in_process, tmp_path, capsys):
     command = ["run", "digits", *SMALL, "--seeds", "1", "--runs", str(tmp_path), "--method"]
     assert main([*command, "finetune", "afec+ags-cl", "progress-compress"]) == 0
     shown = capsys.readouterr().out
-    for label in ("finetune", "ags-cl+afec (λ=100, λ_e=0.1)", "progress-compress (λ=100)"):
+    for label in ("finetune", "ags-cl+afec (λ=1000, λ_e=0.1)", "progress-compress (λ=1000)"):
         assert re.search(rf"│ {re.escape(label)} +│", shown)
     events = {
         found.config.method: [json.loads(line) for line in (found.path / "events.jsonl").read_text().splitlines()]

@@ -55,6 +55,18 @@ def test_missing_data_are_said_before_anything_runs(tmp_path, monkeypatch, capsy
     assert "AFEC_DATA" not in os.environ
 
 
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_strategies_run_on_the_cifar_net(real, root, tmp_path, in_process, capsys):
+    if real and not (REAL / "cifar-100-python").is_dir():
+        pytest.skip("AFEC_DATA has no CIFAR-100")
+    methods = ["ags-cl", "progress-compress+afec"]
+    command = ["run", "cifar100-sc", "--method", *methods, *SMALL, "--runs", str(tmp_path / "runs")]
+    assert main([*command, "--data", str(REAL if real else root)]) == 0
+    runs = list(find_runs(tmp_path / "runs"))
+    assert {found.config.method for found in runs} == set(methods)
+    assert all(found.done for found in runs)
+
+
 @pytest.mark.slow
 def test_data_reaches_worker_processes(root, tmp_path, monkeypatch):
     monkeypatch.delenv("AFEC_DATA", raising=False)

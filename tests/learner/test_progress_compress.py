@@ -32,7 +32,7 @@ class Says(nn.Module):
 
 def distance(kind, outputs, targets, temperature=1.0):
     loss = Distillation(HeadLoss(0, kind, Machine()), temperature)
-    return float(loss(Says(outputs), (torch.zeros(2, 1), torch.tensor([targets] * 2))))
+    return loss(Says(outputs), (torch.zeros(2, 1), torch.tensor([targets] * 2))).item()
 
 
 def test_distillation_by_hand():
