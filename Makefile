@@ -31,7 +31,7 @@ study: .venv/core
 # Every method on every stream of small images, at `smoke` and on the real files (AFEC_DATA, docs/data.md).
 grid: .venv/core
 	$(BIN)/afec run cifar100-sc cifar100 cifar10-100 omniglot --scale smoke --seeds 1 --runs grid-output/runs \
-		--method finetune ewc mas si rwalk ewc+afec mas+afec si+afec rwalk+afec
+		--method finetune progress-compress ags-cl ewc mas si rwalk ewc+afec mas+afec si+afec rwalk+afec
 	$(BIN)/afec report grid-output/runs -o results/grid/grid.md
 	$(BIN)/afec report grid-output/runs -o results/grid/grid.csv
 

@@ -49,7 +49,7 @@ def test_plain_tuples_are_splits_and_a_task_prints_short():
     assert repr(mine) == "Task('mine', cross_entropy, 3 outputs, 6/6/6 samples for training/validation/test)"
 
 
-@pytest.mark.parametrize("wrong", [{"guard": "ewc"}, {"schedule": {"lr": 1}}, {"machine": "cpu"}])
+@pytest.mark.parametrize("wrong", [{"method": "ewc"}, {"schedule": {"lr": 1}}, {"machine": "cpu"}])
 def test_a_learner_wants_objects(wrong):
     with pytest.raises(TypeError, match=f"Learner's {next(iter(wrong))} must be a "):
         Learner(DigitsBackbone(), **wrong)
@@ -90,7 +90,10 @@ def test_a_word_is_no_strength():
     [
         (["--method", "afec+finetune"], "finetune is no method at all, so it adds to nothing"),
         (["--method", "ewc+ewc"], "has one method twice; add each at most once\n"),
-        (["--method", "ewx"], "There is: afec, ewc, finetune, mas, rwalk, si, joint, scratch"),
+        (
+            ["--method", "ewx"],
+            "There is: afec, ags-cl, ewc, finetune, mas, progress-compress, rwalk, si, joint, scratch",
+        ),
         (["--method", "ewc", "--set", "method.mas.strength=1"], "mas is part of none of the methods ewc"),
         (["--method", "ewc", "--set", "stream.tasks=7"], "digits: "),
         (["--method", "ewc", "--set", "net.features=-1"], "digits: "),

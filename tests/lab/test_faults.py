@@ -432,6 +432,7 @@ torch.set_num_threads(1)
 from afec.lab import plan, run, unfinished
 
 sys.modules["afec.lab.run"].CHECKPOINT_SECONDS = 0.0  # a checkpoint after every epoch: more to be killed in
+sys.modules["afec.lab.run"].BETWEEN = 0
 benchmark, root = sys.argv[1], Path(sys.argv[2])
 jobs = plan([benchmark], ["finetune", "ewc", "ewc+afec", "mas", "si"], [0, 1], "three")
 

@@ -170,8 +170,14 @@ def test_a_run_that_is_stopped_after_every_epoch(tmp_path, whole):
     assert again.epochs == whole("ewc+afec").epochs == 3 * 2 + 2 * 2
 
 
-def test_checkpoints_are_written_inside_a_task_too(tmp_path, monkeypatch):
+def always_saving(monkeypatch):
+    """A checkpoint after every epoch, however short an epoch is and however long writing takes."""
     monkeypatch.setattr(sys.modules["afec.lab.run"], "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules["afec.lab.run"], "BETWEEN", 0)
+
+
+def test_checkpoints_are_written_inside_a_task_too(tmp_path, monkeypatch):
+    always_saving(monkeypatch)
     config, times = quick_config("ewc", "three"), []
 
     def look(phase):
@@ -249,7 +255,7 @@ def test_a_damaged_checkpoint_never_takes_the_place_of_the_whole_one_before_it(t
 
 
 def test_while_it_runs_a_run_is_locked_and_has_two_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["afec.lab.run"], "CHECKPOINT_SECONDS", 0.0)
+    always_saving(monkeypatch)
     config, seen = quick_config("ewc", "three"), []
     directory = RunDirectory.of(tmp_path, config, 0)
 
