@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
+from afec.data.labelled import LabelledFiles
 from afec.data.root import DataError, data_root
 
 __all__ = ["CUB", "FOLDER", "load_cub"]
@@ -28,21 +27,8 @@ Value = TypeVar("Value")
 AGAIN = "`afec data check cub200` says more"
 
 
-@dataclass(frozen=True, repr=False)
-class CUB:
-    """The images of each class together, in the order of their names; no image is opened yet."""
-
-    base: Path
-    """What the files are below of."""
-    files: tuple[Path, ...]
-    labels: Tensor
-    """int64, from 0."""
-    for_training: Tensor
-    """bool: the official split, 29 or 30 images of each class."""
-    names: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"CUB({len(self.names)} classes, {len(self.files)} images, {int(self.for_training.sum())} to train)"
+class CUB(LabelledFiles):
+    """In the order of their names; `for_training` is the official split, 29 or 30 images of each class."""
 
 
 def load_cub(root: str | os.PathLike[str] | None = None) -> CUB:

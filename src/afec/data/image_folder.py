@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from afec.data.folder import SUFFIXES
+from afec.data.labelled import LabelledFiles
 from afec.data.root import DataError, data_root
 from afec.naming import did_you_mean
 
@@ -19,22 +18,8 @@ __all__ = ["ImageFolder", "class_names", "open_image_folder", "place_of", "read_
 PARTS = ("train", "val")
 
 
-@dataclass(frozen=True, repr=False)
-class ImageFolder:
-    """The images of the chosen classes, class by class, `train` before `val`; no image is opened yet."""
-
-    base: Path
-    files: tuple[Path, ...]
-    labels: Tensor
-    """int64: the place of the class among `names`."""
-    for_training: Tensor
-    """bool."""
-    names: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return (
-            f"ImageFolder({len(self.names)} classes, {len(self.files)} images, {int(self.for_training.sum())} to train)"
-        )
+class ImageFolder(LabelledFiles):
+    """The chosen classes, one after the other, `train` before `val`."""
 
 
 def class_names(path: Path) -> list[str]:
