@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from afec.data import DataError
-from afec.nets import MultiHead, make_backbone
+from afec.nets import MultiHead, make_backbone, renew
 from afec.nets.alexnet import AlexNet
+from afec.nets.column import Column
 
 REAL = Path(os.environ.get("AFEC_DATA", "no data"))
 CONVS = ["features.0", "features.3", "features.6", "features.8", "features.10"]
@@ -52,6 +53,18 @@ def test_only_the_convolutions_where_that_is_asked(weights, tmp_path):
     net = small(saved(tmp_path, weights), "conv").state_dict()
     for name, value in net.items():
         assert torch.equal(value, weights[name] if name.startswith("features.") else plain[name])
+
+
+def test_initial_weights_again_are_those_of_the_file(weights, tmp_path):
+    net = small(saved(tmp_path, weights), "conv")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for net_again in (net, Column(net).twin):
+        with torch.no_grad():
+            for weight in net_again.parameters():
+                weight.add_(1)
+        renew(net_again)
+        for name, value in net_again.state_dict().items():
+            assert torch.equal(value, before[name]) is name.startswith("features.")
 
 
 def test_a_file_of_convolutions_in_half_precision(weights, tmp_path):

@@ -48,7 +48,7 @@ class AGSCL(Strategy):
             holds and shrinks as many times as strongly as an epoch has steps.
         freeze: keep the weights from unimportant to important nodes at 0 while later tasks are learned.
         cut: set what goes out of unimportant nodes to 0 after a task, the task's head included.
-        preset: `default`, `paper` or `official`; all of them are the same here (docs/strategies.md).
+        preset: `default`, `paper` or `official`; all of them are the same here (docs/methods/ags-cl.md).
     """
 
     name = "ags-cl"

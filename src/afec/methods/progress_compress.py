@@ -62,7 +62,8 @@ class ProgressCompress(Strategy):
     Args:
         strength: λ ≥ 0 of the EWC in compress. Zero: the base is not held.
         decay: γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, EWC's running average over the tasks.
-        column: `fresh`, drawn anew for each task, or `kept`, going on from the column of the task before.
+        column: `fresh`, drawn anew for each task (of a pretrained net: its pretrained weights again), or `kept`, going on from
+            the column of the task before.
         adapters: whether the column listens to the base, from the second task on.
         adapter_width: nodes of an adapter, as a share of the nodes of its layer.
         temperature: T > 0 of the distillation.

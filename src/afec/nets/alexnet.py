@@ -74,12 +74,22 @@ class AlexNet(nn.Module):
         )
         self.origin = "at random in all layers"
         """Where the initial weights are from, in words."""
+        self._pretrained: tuple[Path, str] | None = None
         if pretrained != "none":
-            self.origin = _take(self, _file(weights), pretrained)
+            self._pretrained = _file(weights).absolute(), pretrained
+            self.origin = _origin(self, self._pretrained[0], _take(self, *self._pretrained))
         elif weights:
             raise ValueError(
                 f"alexnet got weights={weights!r} and pretrained='none'; say which: pretrained='conv' or 'all'"
             )
+
+    def reset_parameters(self) -> None:
+        """Initial weights: those of the file again, the others drawn anew."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.reset_parameters()
+        if self._pretrained is not None:
+            _take(self, *self._pretrained)
 
     def forward(self, images: Tensor) -> Tensor:
         """The features of a batch of images."""
@@ -104,8 +114,8 @@ def _file(given: str | os.PathLike[str]) -> Path:
     return found
 
 
-def _take(net: AlexNet, path: Path, which: str) -> str:
-    """Put the weights of a file into the net; what came from where, in words."""
+def _take(net: AlexNet, path: Path, which: str) -> set[str]:
+    """Put the weights of a file into the net; which ones."""
     given = load_weights(path)
     own = net.state_dict()
     wanted = {name for name in own if which == "all" or name.startswith("features.")}
@@ -113,12 +123,17 @@ def _take(net: AlexNet, path: Path, which: str) -> str:
     with torch.no_grad():
         for name in wanted:
             own[name].copy_(given[name])
-    taken, left = (
-        ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in own if (name in wanted) is ours))
+    return wanted
+
+
+def _origin(net: AlexNet, path: Path, taken: set[str]) -> str:
+    """What came from where, in words."""
+    there, left = (
+        ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in net.state_dict() if (name in taken) is ours))
         for ours in (True, False)
     )
     rest = f"; at random: {left} and the heads" if left else "; at random: the heads"
-    return f"from {path.name} (SHA-256 {sha256(path)[:8]}): {taken}{rest}"
+    return f"from {path.name} (SHA-256 {sha256(path)[:8]}): {there}{rest}"
 
 
 def _check(path: Path, given: Mapping[str, Tensor], own: Mapping[str, Tensor], wanted: set[str]) -> None:
