@@ -28,9 +28,9 @@ bench: .venv/dev
 study: .venv/core
 	$(BIN)/python results/digits-regression/study.py
 
-# Every method on every stream of small images, at `smoke` and on the real files (AFEC_DATA, docs/data.md).
+# The paper's main table, every row and column of it, and Omniglot, at `smoke` and on the real files (AFEC_DATA, docs/data.md).
 grid: .venv/core
-	$(BIN)/afec run cifar100-sc cifar100 cifar10-100 omniglot --scale smoke --seeds 1 --runs grid-output/runs \
+	$(BIN)/afec run cifar100-sc cifar100 cifar10-100 omniglot cub200-pretrained cub200 imagenet100 --scale smoke --seeds 1 --runs grid-output/runs \
 		--method finetune progress-compress ags-cl ewc mas si rwalk ewc+afec mas+afec si+afec rwalk+afec
 	$(BIN)/afec report grid-output/runs -o results/grid/grid.md
 	$(BIN)/afec report grid-output/runs -o results/grid/grid.csv
