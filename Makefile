@@ -17,7 +17,7 @@ test: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) --durations=25
 
 quick: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"

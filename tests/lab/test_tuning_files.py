@@ -1,0 +1,102 @@
+"""What a tuning writes, and what `afec run` makes of it."""
+
+from __future__ import annotations
+
+import csv
+import re
+import tomllib
+
+import pytest
+from small_lab import TEXT, quick_file
+from small_tuning import GRIDS, how, peak
+
+from afec.cli import main
+from afec.lab import (
+    SpecError,
+    find_runs,
+    plan,
+)
+from afec.lab.spec import load_tuned
+from afec.lab.tuning import Trial, Tuned, tune
+from afec.report.search import draw_search, trials_table
+
+
+def test_the_file_of_a_sum_and_of_a_single_term():
+    tuned = Tuned("ewc+afec", {"ewc.strength": 10.0, "afec.forgetting": 1e-05}, ())
+    assert tuned.to_toml("a\nb").startswith("# a\n# b\n")
+    assert tomllib.loads(tuned.to_toml("")) == {
+        "method": {"ewc+afec": {"ewc": {"strength": 10}, "afec": {"forgetting": 1e-5}}}
+    }
+    assert tomllib.loads(Tuned("ewc", {"ewc.strength": 10.0}, ()).to_toml("")) == {"method": {"ewc": {"strength": 10}}}
+
+
+def test_the_csv_has_a_line_for_each_trial_and_seed():
+    values = {"ewc.strength": 10.0, "afec.forgetting": 1 / 3}
+    trials = (Trial("ewc", {"ewc.strength": 10.0}, (0.5, 0.25)), Trial("ewc+afec", values, ()))
+    lines = list(csv.DictReader(Tuned("ewc+afec", values, trials).to_csv().splitlines()))
+    assert [line["validation_aac"] for line in lines] == ["0.500000", "0.250000", "nan"]
+    assert [line["seed_number"] for line in lines] == ["0", "1", "0"]
+    assert lines[0]["settings"] == "ewc.strength=10"
+    assert float(lines[2]["settings"].rpartition("=")[2]) == 1 / 3  # nothing is rounded away
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_was_found_is_what_a_run_takes(fake, tmp_path, together):
+    fake(peak())
+    tuned = tune(how(together=together, sets={"training": {"lr": 0.02}}), tmp_path / "runs", 1)
+    (tmp_path / "t.toml").write_text(tuned.to_toml("found"))
+    file = quick_file(tmp_path, TEXT + GRIDS)
+    sets = ["method.ewc.strength=10", "method.afec.forgetting=1", "training.lr=0.02"]
+    (by_set,) = plan([file], ["ewc+afec"], [0], "tiny", sets)
+    (by_file,) = plan([file], ["ewc+afec"], [0], "tiny", ["training.lr=0.02"], load_tuned(tmp_path / "t.toml"))
+    assert by_file.config.hash == by_set.config.hash
+    trial = max(
+        (d for d in find_runs(tmp_path / "runs") if d.config.method == "ewc+afec"),
+        key=lambda d: d.matrix("validation")[1, 0],
+    )
+    assert trial.config.hash == by_set.config.hash  # the run is the very trial that won
+    (alone,) = plan([file], ["ewc"], [0], "tiny", [], load_tuned(tmp_path / "t.toml"))
+    assert alone.config.settings["ewc"]["strength"] == 10  # the file's own: a sum's strengths are the sum's
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[method.ewc", "t.toml: cannot be read as the settings of a tuning"),
+        ("[method.ewcc]\nstrength = 1", "method.ewcc"),
+        ("[method.ewc]\nstrenght = 1", "method.ewc: ewc has no setting 'strenght'; did you mean 'strength'"),
+        ("[methods.ewc]\nstrength = 1", "methods: unknown key; did you mean 'method'"),
+        ("method = 3", "method"),
+        ('[method."ewc+afec"]\nstrength = 1', 'method."ewc+afec".strength: expected a table of settings'),
+    ],
+)
+def test_broken_files_of_a_tuning_are_refused(text, message, tmp_path, capsys):
+    (tmp_path / "t.toml").write_text(text)
+    with pytest.raises(SpecError, match=re.escape(message)):
+        load_tuned(tmp_path / "t.toml")
+    command = ["run", "digits", "--scale", "smoke", "--tuned", str(tmp_path / "t.toml"), "--runs", str(tmp_path / "r")]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_binary_and_missing_files_of_a_tuning_are_refused(tmp_path):
+    (tmp_path / "t.toml").write_bytes(b"\xff\x00")
+    for name in ("t.toml", "gone.toml"):
+        with pytest.raises(SpecError, match=f"{name}: cannot be read as the settings of a tuning"):
+            load_tuned(tmp_path / name)
+
+
+def test_table_and_picture_of_any_outcome(tmp_path):
+    one = Trial("ewc", {"ewc.strength": 0.0}, (0.5,))
+    two = Trial("ewc", {"ewc.strength": 10.0}, ())
+    last = Trial("ewc+afec", {"ewc.strength": 0.0, "afec.beta": 0.5}, (0.5, 0.7))
+    tuned = Tuned("ewc+afec", last.values, (one, two, last))
+    cells = [list(column.cells) for column in trials_table(tuned).columns]
+    assert cells[1] == ["ewc.strength=0", "ewc.strength=10", "ewc.strength=0, afec.beta=0.5"]
+    assert cells[2] == ["[bold]50.0[/bold]", "failed", "[bold]60.0 ± 14.1[/bold]"]
+    draw_search(tmp_path / "new" / "p.svg", tuned, "title")
+    picture = (tmp_path / "new" / "p.svg").read_text()
+    assert "<svg" in picture
+    assert "β of afec" in picture
+    assert picture.count("validation AAC") == 2
