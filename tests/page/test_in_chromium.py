@@ -135,7 +135,7 @@ def test_a_figure_is_saved_as_svg_and_as_png(browser, page):
         URL.createObjectURL = (blob) => { blobs.push(blob); return 'blob:kept'; };
         HTMLAnchorElement.prototype.click = function () { names.push(this.download);
             if (names.length === 2) Promise.all(blobs.map(one => one.text())).then(texts => done([names, ...texts])); };
-        document.querySelectorAll('figure.accuracy .save button').forEach(one => one.click()); })"""
+        document.querySelectorAll('#study1 figure.accuracy .save button').forEach(one => one.click()); })"""
     names, svg, png = browser.ask(caught)
     assert names == ["study1-accuracy-1.svg", "study1-accuracy-1.png"]
     assert png[1:4] == "PNG"

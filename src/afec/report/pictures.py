@@ -75,6 +75,8 @@ def pictures_of(rows: Sequence[Line]) -> Pictures:
             raise ValueError("its net or stream is larger than any that is built for a picture")
         regression = str(config.stream["name"]).endswith("-regression")
         found = _circles(methods) if regression else _saliency(methods)
+        if found.faults and not any(tile.picture for _, tiles in found.rows for tile in tiles[-len(methods) :]):
+            raise ValueError("; ".join(found.faults))
         return replace(found, caption=found.caption + more)
     except _EXPECTED as error:
         return Pictures("saliency", missing=f"no picture from the weights: {error}")
