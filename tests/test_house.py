@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from pathlib import Path
 
 import afec
@@ -55,3 +56,12 @@ def test_imports_point_one_way():
 
 def test_public_names_exist():
     assert all(hasattr(afec, name) for name in afec.__all__)
+
+
+def test_everything_in_the_package_is_in_its_wheel():
+    """Templates, benchmarks, the paper's numbers: a user without the checkout has them because they are declared."""
+    declared = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    kept = {file for pattern in declared["afec"] for file in SOURCE.glob(pattern)}
+    every = {file for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    assert {file for file in every if file.suffix != ".py"} == kept
+    assert all((file.parent / "__init__.py").is_file() for file in every if file.suffix == ".py")

@@ -116,6 +116,37 @@ def test_what_is_refused(runs, arguments, message, capsys, monkeypatch, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["a-file/r.html", "a-file/deeper/r.tex", "a-file/r.png", "taken.html", "taken.csv"])
+def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path, capsys, name):
+    (tmp_path / "a-file").write_text("kept")
+    for taken in ("taken.html", "taken.csv"):
+        (tmp_path / taken).mkdir()
+    (tmp_path / "runs").mkdir()
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / name)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"--out {tmp_path / name} cannot be written: " in said
+    assert "give a file in a directory that you may write to" in said
+    assert (tmp_path / "a-file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["r.html", "r.csv"])
+def test_a_disk_that_fails_is_said_in_words(runs, tmp_path, capsys, monkeypatch, name):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert main(["report", str(runs), "-o", str(tmp_path / name), "--no-pictures"]) == 2
+    assert "cannot be written: No space left on device" in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_without_runs_makes_a_page_that_says_so(tmp_path, capsys):
+    (tmp_path / "runs").mkdir()
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "r.html")]) == 0
+    assert "no run at all" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "give the directory that `afec run` wrote to" in " ".join(capsys.readouterr().out.split())
+
+
 def test_no_such_directory(tmp_path, capsys):
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "there is no directory" in capsys.readouterr().err

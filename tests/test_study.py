@@ -65,3 +65,21 @@ def test_a_failed_run_is_written_as_such(script, tmp_path):
     good, bad = study.measured("tune", [row], (100, 101))
     assert good[:9] == ["tune", "si", "si", "si.strength=3", 100, 0.25, 0.25, 0.25, 0.5]
     assert bad[5:] == ["failed"] * 8
+
+
+def test_the_trade_off_is_drawn_of_trials_that_all_seeds_have_finished(script, tmp_path, monkeypatch):
+    study, drawn = script.Study(tmp_path / "runs", 1), []
+    for r in ("ewc", "mas"):
+        trials = [*script.plain(r, script.STRENGTHS[r][:3]), *script.on_curve(r, 1)]
+        for trial in trials:
+            for seed in script.TUNING if trial != trials[0] else (100,):
+                finished(study, trial, seed, validation=0.6)
+    real = script.draw_figure
+    monkeypatch.setattr(
+        script, "draw_figure", lambda path, figure, title: drawn.append(figure) or real(path, figure, title)
+    )
+    script.draw(study, tmp_path / "trade-off.png")
+    assert [chart.title for chart in drawn[0].charts] == ["ewc", "mas"]
+    assert [(trace.label, len(trace.x)) for trace in drawn[0].charts[0].traces] == [("ewc", 2), ("ewc+afec (λ_e=1)", 5)]
+    assert drawn[0].charts[0].traces[0].y == pytest.approx((60, 60))  # of validation images
+    assert (tmp_path / "trade-off.png").stat().st_size > 5000

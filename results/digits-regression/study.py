@@ -23,7 +23,10 @@ from rich.console import Console
 from afec.files import write_text
 from afec.lab import Job, RunDirectory, available_cores, execute, load_benchmark, resolve
 from afec.lab.watch import Watch
-from afec.report.trade_off import Curve, draw_trade_off
+from afec.report.drawn import draw_figure
+from afec.report.figures import trade_off
+from afec.report.sheet import ordered
+from afec.report.table import lines
 
 BENCHMARK = load_benchmark("digits-regression")
 TUNING, SEEDS = range(100, 103), range(5)
@@ -249,27 +252,16 @@ def main() -> None:
 
 def draw(study: Study, path: Path) -> None:
     """Old against new accuracy over λ, on the validation images of the tuning seeds."""
-
-    def curve(label: str, trials: Sequence[Row], regulariser: str) -> Curve:
-        points = []
-        for trial in trials:
-            found = [study.of(trial, seed) for seed in TUNING]
-            if all(run.done for run in found):
-                ends = [run.matrix("validation")[-1] for run in found]
-                strength = float(dict(trial.settings)[f"{regulariser}.strength"])
-                points.append((strength, fmean(end[0] for end in ends), fmean(end[1] for end in ends)))
-        return Curve(label, points)
-
-    panels = []
+    drawn = []
     for r, strengths in STRENGTHS.items():
-        curves = [curve(r, plain(r, strengths), r)]
-        curves.append(curve(f"{r} at AFEC's compute", plain(r, strengths, "equal-compute"), r))
-        for forgetting in (0.1, 1):
-            curves.append(curve(f"{r}+afec, λ_e={forgetting:g}", on_curve(r, forgetting), r))
-        panels.append((r, curves))
-    draw_trade_off(
-        path, panels, "Old against new task over λ (written at each point): validation images, mean of seeds 100–102"
-    )
+        drawn += [*plain(r, strengths), *plain(r, strengths, "equal-compute")]
+        drawn += [trial for forgetting in (0.1, 1) for trial in on_curve(r, forgetting)]
+    runs = []
+    for trial in drawn:
+        found = [(trial.job(seed).config, study.of(trial, seed)) for seed in TUNING]
+        runs += found if all(run.done for _, run in found) else []
+    title = "Old against new task over λ (written at each point): validation images, mean ± std of seeds 100–102"
+    draw_figure(path, trade_off(ordered(lines(runs, "validation"))), title)
 
 
 def write(path: Path, lines: Sequence[Sequence[Any]]) -> None:

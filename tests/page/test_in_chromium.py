@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from test_hostile import EVIL, rename
@@ -130,10 +131,17 @@ def test_values_are_shown_under_the_pointer(browser, page, what):
 def test_a_figure_is_saved_as_svg_and_as_png(browser, page):
     browser.screen(1280)
     browser.open(page)
-    caught = """new Promise(done => { const kept = []; HTMLAnchorElement.prototype.click = function () {
-        kept.push(fetch ? this.download : ''); if (kept.length === 2) done(kept); };
-        document.querySelectorAll('figure.accuracy .save button').forEach((one, place) => place < 2 && one.click()); })"""
-    assert browser.ask(caught) == ["study1-accuracy-1.svg", "study1-accuracy-1.png"]
+    caught = """new Promise(done => { const [names, blobs] = [[], []];
+        URL.createObjectURL = (blob) => { blobs.push(blob); return 'blob:kept'; };
+        HTMLAnchorElement.prototype.click = function () { names.push(this.download);
+            if (names.length === 2) Promise.all(blobs.map(one => one.text())).then(texts => done([names, ...texts])); };
+        document.querySelectorAll('#study1 figure.accuracy .save button').forEach(one => one.click()); })"""
+    names, svg, png = browser.ask(caught)
+    assert names == ["study1-accuracy-1.svg", "study1-accuracy-1.png"]
+    assert png[1:4] == "PNG"
+    drawn = [one.text for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert drawn[0] == "Averaged accuracy over the tasks"  # by itself it says what it shows, and of whom
+    assert {"finetune", "ewc (λ=30)", "ewc@equal-compute (λ=30)"} <= set(drawn)
     assert browser.complaints == []
 
 

@@ -19,7 +19,7 @@ from afec.lab.spec import benchmark_names
 from afec.report.export import to_latex
 from afec.report.figures import FIGURES
 from afec.report.page import page
-from afec.report.paired import bootstrap_interval
+from afec.report.paired import bootstrap_interval, number
 from afec.report.paper import Published, published, published_after, published_transfer
 from afec.report.reading import read
 from afec.report.reproduce import command_for
@@ -112,11 +112,17 @@ def test_what_the_paper_says_is_found_by_benchmark_setting_and_net():
 
 def test_bootstrap_by_hand():
     low, high = bootstrap_interval([0.0, 1.0], [0.0, 0.0])  # means of the four draws: 0, ½, ½, 1
-    assert (low, high) == (pytest.approx(0.0375), pytest.approx(0.9625))
+    assert (low, high) == (0.0, 1.0)  # each end is a quarter of all draws, so no narrower interval has 95 % of them
+    three = bootstrap_interval([0.0, 0.0, 0.9], [0.0] * 3)  # 8/27 of the draws have mean 0, 1/27 has 0.9
+    assert three == (0.0, pytest.approx(0.9))
     assert all(math.isnan(end) for end in bootstrap_interval([1.0], [0.0]))
     many = bootstrap_interval(list(np.linspace(0, 1, 30)), [0.0] * 30)
     assert many == bootstrap_interval(list(np.linspace(0, 1, 30)), [0.0] * 30)  # no chance in it
     assert many[0] < 0.5 < many[1]
+
+
+def test_numbers_are_printed_with_a_minus_and_without_a_negative_zero():
+    assert [number(-0.04), number(-26.06), number(-0.04, sign=True)] == ["0.0", "−26.1", "+0.0"]
 
 
 def test_differences_are_paired_old_and_new_apart_and_at_equal_compute(study):
@@ -136,8 +142,8 @@ def test_a_difference_that_one_interval_covers_is_not_outside(tmp_path):
         written(tmp_path, "ewc+afec", seed, learned(2, 0.5, gain), benchmark="digits")
     row = differences(ordered(lines([(one.config, one) for one in find_runs(tmp_path)]))).rows[0]
     assert row[4].text.startswith("+1")  # the bootstrap leaves zero out
-    assert row[5].text.startswith("-")  # Student's t does not
-    assert row[7].text == "inside"
+    assert row[5].text.startswith("−")  # Student's t does not
+    assert row[7].text == "inside Student's"
 
 
 def test_what_is_missing_failed_unfinished_and_damaged_is_there(troubled, tmp_path):

@@ -10,11 +10,13 @@ from torch import nn
 
 from afec.cli import main
 from afec.files import save_tree
-from afec.lab import build, find_runs
+from afec.lab import build, find_runs, load_benchmark, resolve, run
 from afec.learner import Machine
 from afec.learner.tasks import HeadLoss
-from afec.nets import MultiHead
+from afec.methods import AGSCL
+from afec.nets import MultiHead, make_backbone
 from afec.report import pictures, saliency
+from afec.report.picture import circles, load_weights
 from afec.report.pictures import pictures_of
 from afec.report.sheet import ordered
 from afec.report.table import lines
@@ -47,6 +49,65 @@ def test_circles_in_the_page(tmp_path):
     out = tmp_path / "r.html"
     assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
     assert "Where each method puts the images" in out.read_text()
+
+
+STRATEGIES = ("finetune", "ags-cl", "progress-compress", "ewc+afec")
+
+
+def learn(root, benchmark, methods, **sets):
+    """Real runs of one seed."""
+    for method in methods:
+        run(resolve(load_benchmark(benchmark), method, "smoke", sets), 0, root)
+    return ordered(lines([(run.config, run) for run in find_runs(root)]))
+
+
+def test_circles_of_strategies_are_those_of_their_runs(tmp_path):
+    rows = learn(tmp_path, "digits-regression", STRATEGIES)
+    found = pictures_of(rows)
+    assert not found.faults
+    assert len(found.head) == 4
+    for row, (*tiles,) in zip(rows, zip(*(tiles for _, tiles in found.rows), strict=True), strict=True):
+        said = row.readings[0].matrix[-1]  # what the run has measured at its end
+        assert [tile.words for tile in tiles] == [f"{value:.0%} right" for value in said]
+
+
+def test_grad_cam_of_strategies_is_of_what_they_predict(tmp_path):
+    pytest.importorskip("captum")
+    rows = learn(tmp_path, "digits", STRATEGIES)
+    found = pictures_of(rows)
+    assert not found.faults
+    assert {tile.state for _, tiles in found.rows for tile in tiles[1:]} <= {"right", "wrong"}
+    stream, net = build(rows[0].config, 0)
+    every = list(range(stream.tasks[-1].test.size))
+    for row in rows:
+        load_weights(net, row.config, row.readings[0].run, len(stream.tasks))
+        right = [one.correct for one in saliency.look(net, stream, every, Machine())]
+        assert np.mean(right) == pytest.approx(row.readings[0].matrix[-1, -1], abs=1e-6)
+
+
+def test_a_net_with_statistics_of_each_task_is_drawn_with_those_of_its_task(tmp_path):
+    net = {"name": "resnet10", "channels": 1, "size": 8, "width": 4, "batch_norm": "per-task"}
+    (row,) = learn(tmp_path, "digits-regression", ("finetune",), net=net)
+    stream, made = build(row.config, 0)
+    panels = circles(made, stream, row.config, row.readings[0].run)
+    assert [panel.accuracy for panel in panels] == pytest.approx(row.readings[0].matrix[-1].tolist(), abs=1e-6)
+
+
+def test_a_strategy_that_predicts_in_its_own_way_is_named_and_the_others_are_shown(tmp_path, monkeypatch):
+    rows = learn(tmp_path, "digits-regression", ("finetune", "ags-cl"))
+    monkeypatch.setattr(AGSCL, "outputs", lambda self, net, loss, batch: loss.outputs(net, batch))
+    found = pictures_of(rows)
+    assert [tile.words == "–" for tile in found.rows[0][1]] == [False, True]
+    assert "ags-cl predicts in a way of its own" in found.faults[0]
+
+
+def test_a_seed_that_one_method_lacks_hides_no_other_method(tmp_path):
+    rows = with_weights(tmp_path / "runs", ("finetune", "ewc"), 1, 2, "digits-regression")
+    del rows[1].readings[0]
+    rows[1].readings[7] = rows[0].readings[0]
+    found = pictures_of(rows)
+    assert found.rows[0][1][0].words != "–"
+    assert found.faults == ("ewc (λ=30): it has no finished run of seed 0",)
 
 
 def test_grad_cam_by_hand(digits):
@@ -118,3 +179,8 @@ def test_without_the_data_it_says_so(tmp_path, monkeypatch):
 def test_a_net_without_convolutions_has_no_map():
     net = MultiHead(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), [2], features=3)
     assert saliency.last_convolution(net.backbone) is None
+
+
+def test_the_shortcut_of_a_residual_net_is_not_its_last_convolution():
+    net = make_backbone("resnet10", width=4)
+    assert saliency.last_convolution(net) is net.layer4[0].conv2

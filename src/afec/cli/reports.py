@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -60,7 +61,7 @@ def report(
     if out is None:
         show_tables(console, done)
     elif out.suffix in TABLES:
-        write_text(out, TABLES[out.suffix](lines(done)))
+        _write(out, TABLES[out.suffix](lines(done)))
         console.print(f"table: {out}", highlight=False, soft_wrap=True)
     else:
         try:
@@ -87,12 +88,14 @@ def _write_page(console: Console, root: Path, out: Path, where: list[str], *, wa
     drawn: Drawn | None = {} if pictures else None
 
     def write(readings: list[Reading], *, watching: bool) -> None:
-        write_text(out, page(readings, str(root), command, watching=watching, drawn=drawn))
+        _write(out, page(readings, str(root), command, watching=watching, drawn=drawn))
 
     readings = library.readings()
     write(readings, watching=watch)
     console.print(f"page: {out}", highlight=False, soft_wrap=True)
-    console.print(_in_words(library.states), highlight=False, soft_wrap=True)
+    nothing = f"there is no run under {root}; give the directory that `afec run` wrote to"
+    said = _in_words(library.states) if readings else nothing
+    console.print(said, highlight=False, soft_wrap=True)
     if not watch:
         return
     console.print("watching; Ctrl-C ends it", highlight=False)
@@ -104,6 +107,17 @@ def _write_page(console: Console, root: Path, out: Path, where: list[str], *, wa
                 write(readings, watching=True)
     except KeyboardInterrupt:
         write(library.readings(), watching=False)
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        write_text(out, text)
+    except OSError as error:
+        raise _unwritable(out, error.strerror or str(error)) from error
+
+
+def _unwritable(out: Path, why: str) -> SpecError:
+    return SpecError(f"--out {out} cannot be written: {why}; give a file in a directory that you may write to")
 
 
 class Library:
@@ -152,6 +166,12 @@ def check_arguments(
         raise SpecError(f"--figure {figure}: give the file to draw it into, e.g. -o {figure}.png")
     if out and out.suffix not in (*PAGES, *PICTURES, *TABLES):
         raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PAGES, *PICTURES, *TABLES))}")
+    if out:
+        above = next(parent for parent in out.absolute().parents if parent.exists())
+        if out.is_dir():
+            raise _unwritable(out, "it is a directory")
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise _unwritable(out, f"{above} is no directory that takes files")
     for text in where:
         _condition(text)
 

@@ -36,8 +36,12 @@ def draw_figure(path: Path, figure: Figure, title: str) -> None:
         _draw(ax, chart)
     for ax in list(axes.flat)[len(figure.charts) :]:
         ax.set_axis_off()
-    if figure.legend and not isinstance(figure.charts[0], Bars):
-        axes.flat[0].legend(fontsize=8)
+    named: set[tuple[str, ...]] = set()
+    for chart, ax in zip(figure.charts, axes.flat, strict=False):  # a legend wherever there are other names than before
+        names = tuple(trace.label for trace in chart.traces) if isinstance(chart, Lines) else ()
+        if names and names not in named:
+            ax.legend(fontsize=8)
+        named.add(names)
     canvas.suptitle(textwrap.fill(title, 52 * columns), fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(path, dpi=100)

@@ -17,7 +17,7 @@ from afec.report.reading import mean
 from afec.report.strength import PANELS, series_of
 from afec.report.table import Line
 
-__all__ = ["FIGURES", "MOST", "figures_of"]
+__all__ = ["FIGURES", "MOST", "drawn_methods", "figures_of"]
 
 CAPTIONS = {
     "accuracy": (
@@ -61,7 +61,7 @@ def figures_of(rows: Rows) -> list[Figure]:
 
 def accuracy(rows: Rows) -> Figure:
     """Averaged accuracy of the tasks so far."""
-    shown, more = _methods(rows)
+    shown, more = drawn_methods(rows)
     traces = tuple(_curve(rows, row, aac_curve) for row in shown)
     chart = Lines("averaged accuracy of the tasks so far", "tasks learned", "test accuracy, %", traces)
     return _figure("accuracy", "Averaged accuracy over the tasks", CAPTIONS["accuracy"] + more, chart)
@@ -69,7 +69,7 @@ def accuracy(rows: Rows) -> Figure:
 
 def new_tasks(rows: Rows) -> Figure:
     """The accuracy of each new task just after it was learned."""
-    shown, more = _methods(rows, scratch=True)
+    shown, more = drawn_methods(rows, scratch=True)
     traces = tuple(_curve(rows, row, new_task_accuracy) for row in shown)
     chart = Lines("accuracy of each new task", "task", "test accuracy, %", traces)
     return _figure("new-tasks", "Learning each new task", CAPTIONS["new-tasks"] + more, chart)
@@ -77,7 +77,7 @@ def new_tasks(rows: Rows) -> Figure:
 
 def transfer(rows: Rows) -> Figure:
     """BWT and both FWT as bars."""
-    shown, more = _methods(rows)
+    shown, more = drawn_methods(rows)
     panels = {
         "fwt_zero_shot": "FWT, zero-shot (the paper's formula)",
         "fwt_vs_scratch": "FWT against learning from scratch",
@@ -97,7 +97,7 @@ NO_SCRATCH = " There is no `scratch` run here; add `--method scratch` for the fo
 
 def matrices(rows: Rows) -> Figure:
     """A[i, j], one heat map for each method."""
-    shown, more = _methods(rows)
+    shown, more = drawn_methods(rows)
     charts = []
     for row in shown:
         every = [one.matrix for _, one in sorted(row.readings.items()) if one.matrix is not None]
@@ -161,7 +161,7 @@ def trade_off(rows: Rows) -> Figure:
         charts.append(Lines(regulariser, "old tasks, %", "new task, %", tuple(traces), bands=False))
     more = "Each line goes along the strengths of one method."
     if not charts:
-        shown, more = _methods(rows)
+        shown, more = drawn_methods(rows)
         traces = []
         for row in shown:
             old_one, new_one = _percent(row, "old_accuracy"), _percent(row, "new_accuracy")
@@ -175,7 +175,7 @@ def trade_off(rows: Rows) -> Figure:
 
 def cost(rows: Rows) -> Figure:
     """Compute, time and memory."""
-    shown, more = _methods(rows, scratch=True)
+    shown, more = drawn_methods(rows, scratch=True)
     unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune"])
     charts = []
     if unit > 0:
@@ -214,7 +214,7 @@ def _spent(row: Line, key: str) -> list[float]:
     return [one.cost[key] for one in row.readings.values() if key in one.cost]
 
 
-def _methods(rows: Rows, *, scratch: bool = False) -> tuple[list[Line], str]:
+def drawn_methods(rows: Rows, *, scratch: bool = False) -> tuple[list[Line], str]:
     """The rows that are drawn, and what to say about the others."""
     every = [row for row in rows if row.metrics and (scratch or row.config.method != "scratch")]
     rest = len(every) - MOST

@@ -32,6 +32,8 @@ __all__ = ["Study", "page", "studies"]
 
 TRACEBACK = 6000
 REFRESH_SECONDS = 10
+SURE = {"outside": "", "unknown": "", "inside Student's": "; Student's has zero inside"}
+"""What a headline says of zero and the bootstrap's interval, which it shows."""
 Drawn = dict[str, tuple[list[Reading], Pictures]]
 """The pictures of each study, and the runs that they are of."""
 
@@ -154,7 +156,7 @@ def _headlines(rows: Sequence[Line], gains: Sheet | None) -> list[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for ours, theirs, metric, gain, interval, _, won, zero in gains.rows:
         if metric.text in ("AAC", "old tasks", "new task"):
-            sure = {"outside": "", "inside": ", zero inside", "unknown": ""}[zero.text]
+            sure = SURE.get(zero.text, ", zero inside")
             more = f" ({interval.text}{sure}; {won.text} seeds won)" if metric.text == "AAC" else ""
             text = f"{metric.text} {gain.text}{more}"
             found.setdefault((ours.text, theirs.text), []).append(text)

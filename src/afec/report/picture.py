@@ -14,16 +14,18 @@ from afec.lab import RunConfig, RunDirectory, build
 from afec.lab.plain import check_plain
 from afec.learner import Machine
 from afec.learner.tasks import HeadLoss, predict_in_chunks
+from afec.methods.expression import METHODS
 from afec.nets import MultiHead
 from afec.report.circle import Panel, draw_circles
 from afec.report.drawn import draw_figure
 from afec.report.figures import accuracy, new_tasks
 from afec.report.reading import Runs
 from afec.report.table import Line, lines, one_problem, readable
-from afec.streams import Task
+from afec.strategy import Strategy
+from afec.streams import Stream, Task
 from afec.streams.regression import Arrangement
 
-__all__ = ["circle_panels", "draw_curves", "draw_study", "heading", "load_weights"]
+__all__ = ["circles", "draw_curves", "draw_study", "heading", "load_weights"]
 
 
 def draw_study(path: Path, runs: Runs) -> None:
@@ -42,7 +44,8 @@ def draw_study(path: Path, runs: Runs) -> None:
 def draw_predictions(path: Path, runs: Runs) -> None:
     """The circles of one seed: the methods side by side, one row for each task."""
     seed = runs[0][1].seed
-    names, panels = circle_panels([config for config, _ in runs], [run for _, run in runs])
+    stream, net = build(runs[0][0], seed)
+    names, panels = [task.name for task in stream.tasks], [circles(net, stream, config, run) for config, run in runs]
     title = (
         f"{runs[0][0].benchmark}: where each method puts the images after learning {len(names)} arrangements\n"
         f"(test images of one seed, {seed}; the colour is the true class, a ring its place; the table has the means over seeds)"
@@ -51,18 +54,20 @@ def draw_predictions(path: Path, runs: Runs) -> None:
     draw_circles(path, rows, [line.label for line in lines(runs)], title)
 
 
-def circle_panels(configs: Sequence[RunConfig], runs: Sequence[RunDirectory]) -> tuple[list[str], list[list[Panel]]]:
-    """The names of the tasks, and for each run, all of one problem and seed, the panel of each task."""
-    stream, net = build(configs[0], runs[0].seed)
-    panels: list[list[Panel]] = []
-    for config, run in zip(configs, runs, strict=True):
-        load_weights(net, run, len(stream.tasks))
-        panels.append([_panel(net, config, task, number) for number, task in enumerate(stream.tasks)])
-    return [task.name for task in stream.tasks], panels
+def circles(net: MultiHead, stream: Stream, config: RunConfig, run: RunDirectory) -> list[Panel]:
+    """The circle of each task, by the weights of one run; `net` and `stream` are those of its problem and seed."""
+    load_weights(net, config, run, len(stream.tasks))
+    return [_panel(net, config, task, number) for number, task in enumerate(stream.tasks)]
 
 
-def load_weights(net: MultiHead, run: RunDirectory, tasks: int) -> None:
+def load_weights(net: MultiHead, config: RunConfig, run: RunDirectory, tasks: int) -> None:
     """The weights of a finished run of so many tasks into the net of its problem."""
+    for term in config.method.split("+"):
+        make = METHODS[term].make if term in METHODS else None
+        if make is not None and issubclass(make, Strategy) and make.outputs is not Strategy.outputs:
+            raise ValueError(
+                f"{term} predicts in a way of its own, from what it keeps beside the net; a run directory has the net only"
+            )
     file = run.path / "weights" / f"task{tasks}.safetensors"
     if os.path.lexists(file):
         try:

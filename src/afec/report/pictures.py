@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from markupsafe import Markup
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from afec.files import FileError
-from afec.lab import build
+from afec.lab import RunDirectory, build
 from afec.learner import Machine
 from afec.nets import MultiHead
-from afec.report.picture import circle_panels, load_weights
-from afec.report.reading import Reading
-from afec.report.saliency import Look, captum_is_there, last_convolution, look, scene
+from afec.report.circle import Panel
+from afec.report.figures import drawn_methods
+from afec.report.picture import circles, load_weights
+from afec.report.saliency import captum_is_there, last_convolution, look, scene
 from afec.report.svg import draw_circle
 from afec.report.table import Line
 from afec.streams import STREAMS, Stream
@@ -26,7 +28,6 @@ from afec.streams.folder import PREFIX
 
 __all__ = ["NOTHING", "Pictures", "Tile", "pictures_of"]
 
-METHODS = 6
 SEEDS = 5
 IMAGES = 2
 LARGEST = 10_000
@@ -57,11 +58,12 @@ class Pictures:
 
 
 NOTHING = Pictures("none")
+NO_TILE = Tile(Markup(""), "–")
 
 
 def pictures_of(rows: Sequence[Line]) -> Pictures:
     """Circles where the tasks are regressions on the circle, else Grad-CAM; nothing here raises."""
-    methods = [row for row in rows if row.config.method != "scratch" and row.readings][:METHODS]
+    methods, more = drawn_methods([row for row in rows if row.readings])
     if not methods:
         return NOTHING
     config = methods[0].config
@@ -72,38 +74,45 @@ def pictures_of(rows: Sequence[Line]) -> Pictures:
         if any(isinstance(v, int) and v > LARGEST for table in (config.net, config.stream) for v in table.values()):
             raise ValueError("its net or stream is larger than any that is built for a picture")
         regression = str(config.stream["name"]).endswith("-regression")
-        return _circles(methods) if regression else _saliency(methods)
+        found = _circles(methods) if regression else _saliency(methods)
+        if found.faults and not any(tile.picture for _, tiles in found.rows for tile in tiles[-len(methods) :]):
+            raise ValueError("; ".join(found.faults))
+        return replace(found, caption=found.caption + more)
     except _EXPECTED as error:
         return Pictures("saliency", missing=f"no picture from the weights: {error}")
 
 
-def _common_seeds(methods: Sequence[Line]) -> list[int]:
-    return sorted(set.intersection(*(set(row.readings) for row in methods)))[:SEEDS]
+def _seeds(methods: Sequence[Line]) -> list[int]:
+    """Those that the most methods have, at most five."""
+    counts = Counter(seed for row in methods for seed in row.readings)
+    return sorted(seed for seed, number in counts.items() if number == max(counts.values()))[:SEEDS]
 
 
 def _circles(methods: Sequence[Line]) -> Pictures:
-    seeds = _common_seeds(methods)
-    if not seeds:
-        return Pictures("circles", missing="no seed has a finished run of every method")
-    names, panels = circle_panels([row.config for row in methods], [row.readings[seeds[0]].run for row in methods])
-    rows = []
-    for number, name in enumerate(names):
-        tiles = [Tile(draw_circle(line[number], name), f"{line[number].accuracy:.0%} right") for line in panels]
-        rows.append((name, tuple(tiles)))
+    seed, faults = _seeds(methods)[0], dict[str, str]()
+    stream, net = build(methods[0].config, seed)
+    tiles: list[list[Tile]] = [[] for _ in stream.tasks]
+    for row in methods:
+        panels: Sequence[Panel | None] = [None] * len(stream.tasks)
+        try:
+            panels = circles(net, stream, row.config, _run_of(row, seed))
+        except _EXPECTED as error:
+            faults[row.label] = str(error)
+        for line, task, panel in zip(tiles, stream.tasks, panels, strict=True):
+            line.append(Tile(draw_circle(panel, task.name), f"{panel.accuracy:.0%} right") if panel else NO_TILE)
+    rows = tuple((task.name, tuple(line)) for task, line in zip(stream.tasks, tiles, strict=True))
     caption = (
-        f"Where each method puts test images of seed {seeds[0]} after the whole stream: the colour is the true class, a "
+        f"Where each method puts test images of seed {seed} after the whole stream: the colour is the true class, a "
         "numbered ring its place. An image counts as right where its own place is the nearest. The tables have the means "
         "over all seeds."
     )
-    return Pictures("circles", tuple(row.label for row in methods), tuple(rows), caption)
+    return Pictures("circles", tuple(row.label for row in methods), rows, caption, faults=_said(faults))
 
 
 def _saliency(methods: Sequence[Line]) -> Pictures:
     if not captum_is_there():
         return Pictures("saliency", missing='Grad-CAM needs captum: pip install "afec[explain]"')
-    seeds = _common_seeds(methods)
-    if not seeds:
-        return Pictures("saliency", missing="no seed has a finished run of every method")
+    seeds = _seeds(methods)
     rows: list[tuple[str, tuple[Tile, ...]]] = []
     faults: dict[str, str] = {}
     for seed in seeds:
@@ -117,8 +126,7 @@ def _saliency(methods: Sequence[Line]) -> Pictures:
         "the last convolution; all dark where nothing there does. ✓ and a solid frame: predicted rightly; ✗ and a dashed "
         "frame: wrongly."
     )
-    said = tuple(f"{label}: {fault}" for label, fault in faults.items())
-    return Pictures("saliency", ("image", *(row.label for row in methods)), tuple(rows), caption, faults=said)
+    return Pictures("saliency", ("image", *(row.label for row in methods)), tuple(rows), caption, faults=_said(faults))
 
 
 def _seed_rows(
@@ -128,30 +136,36 @@ def _seed_rows(
     tiles: list[list[Tile]] = [[] for _ in numbers]
     for number in numbers:
         found = scene(stream, number)
-        tiles[number].append(Tile(_png(found.image), f"class {found.true}"))
+        tiles[number].append(Tile(_image(found.image), stream.tasks[-1].class_name(found.true)))
     for row in methods:
         try:
-            looks = _looks(row.readings[seed], net, stream, list(numbers))
+            load_weights(net, row.config, _run_of(row, seed), len(stream.tasks))
+            looks = look(
+                net, stream, list(numbers), Machine(channels_last=bool(row.config.training.get("channels_last")))
+            )
         except _EXPECTED as error:
             faults[row.label] = str(error)
             for line in tiles:
-                line.append(Tile(Markup(""), "–"))
+                line.append(NO_TILE)
             continue
         for line, one in zip(tiles, looks, strict=True):
             mark, state = ("✓", "right") if one.correct else ("✗", "wrong")
-            line.append(Tile(_png(one.heat), f"{mark} class {one.predicted}", state))
+            line.append(Tile(_image(one.heat), f"{mark} {stream.tasks[-1].class_name(one.predicted)}", state))
     return [(f"seed {seed}: {stream.tasks[-1].name}", tuple(line)) for line in tiles]
 
 
-def _looks(reading: Reading, net: MultiHead, stream: Stream, rows: list[int]) -> list[Look]:
-    assert reading.config
-    load_weights(net, reading.run, len(stream.tasks))
-    machine = Machine(channels_last=bool(reading.config.training.get("channels_last", False)))
-    return look(net, stream, rows, machine)
+def _run_of(row: Line, seed: int) -> RunDirectory:
+    if seed not in row.readings:
+        raise ValueError(f"it has no finished run of seed {seed}")
+    return row.readings[seed].run
 
 
-def _png(image: NDArray[np.uint8]) -> Markup:
+def _said(faults: dict[str, str]) -> tuple[str, ...]:
+    return tuple(f"{label}: {fault}" for label, fault in faults.items())
+
+
+def _image(image: NDArray[np.uint8]) -> Markup:
     file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG", optimize=True)
+    Image.fromarray(image).save(file, "JPEG", quality=85)  # a third of a PNG's size
     text = base64.b64encode(file.getvalue()).decode()
-    return Markup('<img alt="" width="96" height="96" src="data:image/png;base64,{}">').format(text)
+    return Markup('<img alt="" width="96" height="96" src="data:image/jpeg;base64,{}">').format(text)

@@ -51,8 +51,9 @@ def captum_is_there() -> bool:
 
 
 def last_convolution(backbone: nn.Module) -> nn.Module | None:
-    """The deepest layer that still has places."""
-    found = [module for module in backbone.modules() if isinstance(module, nn.Conv2d)]
+    """The deepest layer that still has places; the 1 × 1 of a residual net's shortcut stands last, but beside it."""
+    every = [module for module in backbone.modules() if isinstance(module, nn.Conv2d)]
+    found = [module for module in every if module.kernel_size != (1, 1)] or every
     return found[-1] if found else None
 
 

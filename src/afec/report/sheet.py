@@ -10,7 +10,7 @@ from afec.lab import REFERENCES
 from afec.lab.spec import FULL
 from afec.metrics import aac
 from afec.report.compared import Compared, compare
-from afec.report.paired import mean_and_std
+from afec.report.paired import mean_and_std, number
 from afec.report.paper import Published, published, published_after, published_transfer
 from afec.report.reading import mean
 from afec.report.table import COLUMNS, Line
@@ -89,10 +89,10 @@ def results(rows: Sequence[Line]) -> Sheet:
         "transfer": [published_transfer(row.config) for row in rows],
     }
     beside = [m for m in ("aac", "transfer") if m in metrics and any(theirs[m])]
-    head = [
-        "method",
-        *(name for m in metrics for name in ([NAMES[m], f"{NAMES[m]}, {PAPER}"] if m in beside else [NAMES[m]])),
-    ]
+    head = ["method"]
+    for metric in metrics:
+        head += [NAMES[metric], *([f"{NAMES[metric]}, {PAPER}"] if metric in beside else [])]
+        head += ["compute"] if metric == metrics[0] else []  # what it was bought with, where everybody looks
     best = {m: _best(rows, m) for m in metrics}
     body = []
     for place, row in enumerate(rows):
@@ -101,15 +101,16 @@ def results(rows: Sequence[Line]) -> Sheet:
             line.append(of_values(row.values(metric), best=row is best[metric]))
             if metric in beside:
                 line.append(of_paper(theirs[metric][place]))
-        cost = mean(row.samples.values()) / unit
+            if metric == metrics[0]:
+                cost = mean(row.samples.values()) / unit
+                line.append(Cell("–") if math.isnan(cost) else Cell(f"{cost:.2f} ×", cost))
         line += [
-            Cell("–" if math.isnan(cost) else f"{cost:.2f} ×", None if math.isnan(cost) else cost),
             _plain(mean(row.epochs.values())),
             _plain(mean([r.cost["cpu_seconds"] for r in row.readings.values() if "cpu_seconds" in r.cost])),
             _plain(mean([r.cost["peak_memory_mb"] for r in row.readings.values() if "peak_memory_mb" in r.cost])),
         ]
         body.append(tuple(line))
-    head += ["compute", "epochs", "CPU s", "memory MB"]
+    head += ["epochs", "CPU s", "memory MB"]
     config = rows[0].config
     title = f"{config.benchmark} at scale {config.scale}: test accuracy in %, mean ± std (seeds)"
     return Sheet("results", title, tuple(head), tuple(body), _scale_note(config.scale) if beside else "")
@@ -161,8 +162,8 @@ def differences(rows: Sequence[Line]) -> Sheet | None:
         "zero is",
     )
     caption = (
-        "Differences within seeds, in points: runs of one seed share tasks, images and initial weights. Zero is called "
-        "outside only where both intervals leave it out; with few seeds the bootstrap's is too narrow, "
+        "Differences within seeds, in points: runs of one seed share tasks, images and initial weights. Zero is "
+        "outside where both intervals leave it out; with few seeds the bootstrap's is too narrow, "
         "and Student's t supposes normal differences."
         f" {len(found)} comparisons are shown: with so many, expect {0.05 * len(found):.1f} outside by chance alone."
     )
@@ -177,14 +178,28 @@ def _difference(one: Compared) -> tuple[Cell, ...]:
         Cell(one.ours.label),
         Cell(one.theirs.label),
         Cell(COLUMNS[one.metric]),
-        Cell(f"{average:+.1f}", average),
-        unknown if found.pairs == 1 else Cell(f"{100 * low:+.1f} to {100 * high:+.1f}", low),
-        unknown if found.pairs == 1 else Cell(f"{average - half:+.1f} to {average + half:+.1f}", average - half),
+        Cell(number(average, sign=True), average),
+        unknown if found.pairs == 1 else Cell(_interval(100 * low, 100 * high), low),
+        unknown if found.pairs == 1 else Cell(_interval(average - half, average + half), average - half),
         Cell(f"{found.won} of {found.pairs}", found.won / found.pairs),
-        Cell(
-            "outside" if one.distinguishable else "inside" if found.pairs > 1 else "unknown", best=one.distinguishable
-        ),
+        Cell(_where_zero_is(one), best=one.distinguishable),
     )
+
+
+def _where_zero_is(one: Compared) -> str:
+    if one.difference.pairs == 1:
+        return "unknown"
+    low, high = one.bootstrap
+    inside = [
+        name
+        for name, has in (("bootstrap", low <= 0 <= high), ("Student's", not one.difference.distinguishable))
+        if has
+    ]
+    return ("outside", f"inside {inside[0]}" if inside else "", "inside")[len(inside)]
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{number(low, sign=True)} to {number(high, sign=True)}"
 
 
 def _scale_note(scale: str) -> str:
@@ -199,7 +214,7 @@ def of_values(values: Sequence[float], *, best: bool = False) -> Cell:
         return Cell("–")
     average, std = mean_and_std(values)
     spread = "" if math.isnan(std) else f" ± {100 * std:.1f}"
-    return Cell(f"{100 * average:.1f}{spread} ({len(values)})", average, best)
+    return Cell(f"{number(100 * average)}{spread} ({len(values)})", average, best)
 
 
 def of_paper(found: Published | None) -> Cell:
@@ -229,6 +244,8 @@ def _best(rows: Sequence[Line], metric: str) -> Line | None:
 
 
 def _top(means: Sequence[float]) -> int | None:
-    """Where the highest mean is; None where nothing competes."""
+    """Where the highest mean is; None where nothing competes, or several share it."""
     known = [(value, place) for place, value in enumerate(means) if not math.isnan(value)]
-    return max(known)[1] if len(known) > 1 else None
+    top = max(known, default=(math.nan, 0))
+    alone = sum(value == top[0] for value, _ in known) == 1
+    return top[1] if len(known) > 1 and alone else None

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from afec.report.chart import Bars, Chart, Heat, Lines, Trace
 from afec.report.circle import EDGE, REACH, Panel
 from afec.report.markup import clean, tag
+from afec.report.paired import number
 
 __all__ = ["draw", "draw_circle", "ticks"]
 
@@ -53,7 +54,7 @@ def _colour(trace: Trace) -> str:
 
 
 def _value(mean: float, spread: float, seeds: int, digits: int = 1) -> str:
-    return f"{mean:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}") + f" (n {seeds})"
+    return number(mean, digits) + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}") + f" (n {seeds})"
 
 
 def _range(values: Iterable[float], low: float = -math.inf, high: float = math.inf) -> tuple[float, float]:
@@ -188,7 +189,8 @@ def _bars(chart: Bars) -> Markup:
 
     marks = ticks(low, high, 6)
     parts = [tag("path", d="".join(f"M{px(x):.1f} 4V{height - 26:g}" for x in marks), class_="grid")]
-    parts += [_text(min(max(px(x), 14), WIDTH - 14), height - 10, f"{x:g}") for x in marks]
+    parts += [_text(min(max(px(x), 14), WIDTH - 14), height - 10, f"{x:g}".replace("-", "−")) for x in marks]
+    parts.append(tag("path", d=f"M{px(0.0):.1f} 4V{height - 26:g}", class_="axis"))
     for place, (trace, spread) in enumerate(zip(chart.traces, known, strict=True)):
         y = 6 + step * place
         value = trace.y[0]
@@ -198,9 +200,8 @@ def _bars(chart: Bars) -> Markup:
         whisker = tag(
             "path", d=f"M{px(max(value - spread, low)):.1f} {y + 22:.1f}H{px(value + spread):.1f}", class_="whisker"
         )
-        name = _text(8.0, y + 10, f"{clean(trace.label, 44)}: {value:.{chart.digits}f} {chart.unit}", "start")
+        name = _text(11.0, y + 10, f"{clean(trace.label, 44)}: {number(value, chart.digits)} {chart.unit}", "start")
         parts.append(tag("g", name, bar, *([whisker] if spread else []), class_=_colour(trace), data_s=trace.label))
-    parts.append(tag("path", d=f"M{px(0.0):.1f} 4V{height - 26:g}", class_="axis"))
     return _svg(f"{chart.title}, {chart.unit}", WIDTH, height, *parts)
 
 
@@ -247,11 +248,11 @@ def draw_circle(panel: Panel, label: str) -> Markup:
         mine = [points[p] for p in picked if panel.classes[p] == k and np.isfinite(points[p]).all()]
         d = "".join(f"M{x:.0f} {-y:.0f}h0" for x, y in mine)
         ring = tag(
-            "circle", cx=float(100 * panel.targets[k][0]), cy=float(-100 * panel.targets[k][1]), r=11, class_="ring"
+            "circle", cx=float(100 * panel.targets[k][0]), cy=float(-100 * panel.targets[k][1]), r=15, class_="ring"
         )
         x, y = float(100 * panel.targets[k][0]), float(-100 * panel.targets[k][1])
         parts.append(
-            tag("g", tag("path", d=d or "M0 0", class_="cloud"), ring, _text(x, y + 4.5, str(k)), class_=f"k{k % 10}")
+            tag("g", tag("path", d=d or "M0 0", class_="cloud"), ring, _text(x, y + 6, str(k)), class_=f"k{k % 10}")
         )
     edge = 100 * EDGE
     box = f"{-edge:g} {-edge:g} {2 * edge:g} {2 * edge:g}"

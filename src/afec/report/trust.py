@@ -90,9 +90,11 @@ def _scale(row: Line) -> Verdict:
 
 
 def _same_place(readings: Sequence[Reading]) -> Verdict:
-    known = [one.environment for one in readings if one.state == "finished"]
+    known = [one.environment for one in readings if one.environment]
     differing = [name for key, name in SAME.items() if len({e.get(key, "") for e in known}) > 1]
     changed = any(e.get("commit", "").endswith("+changed") for e in known)
+    if not known:
+        return Verdict(False, "No run says by which version and on which machine it was made.")
     if differing:
         return Verdict(
             False, f"Runs differ in: {', '.join(differing)}. Numbers may differ by rounding, or by what was changed."

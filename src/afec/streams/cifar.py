@@ -156,7 +156,7 @@ class _Maker:
         exam = Split(self.data.test_images[rows[2]], numbers[self.data.test_labels[rows[2]]])
         return Task(
             name, train, validation, exam, outputs=len(classes), loss="cross_entropy", prepare=self.colours,
-            augment=CropFlip() if self.augment else None,
+            augment=CropFlip() if self.augment else None, class_names=tuple(self.data.names[k] for k in classes),
         )  # fmt: skip
 
 

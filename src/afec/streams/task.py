@@ -50,6 +50,8 @@ class Task:
     """Changes a batch of inputs as they are kept, at random, wherever a net is in training mode; None: nothing."""
     chunk: int = 1024
     """How many samples go through a net at once where nothing is learned: fewer where each is large."""
+    class_names: tuple[str, ...] = ()
+    """Of a classification, in the order of its outputs; empty where the data have none."""
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(LossKind):
@@ -104,6 +106,10 @@ class Task:
     def sizes(self) -> tuple[int, int, int]:
         """How many samples there are for training, validation and test."""
         return self.train.size, 0 if self.validation is None else self.validation.size, self.test.size
+
+    def class_name(self, number: int) -> str:
+        """What a class is called, or its number."""
+        return self.class_names[number] if number < len(self.class_names) else f"class {number}"
 
     def classes(self, split: Split) -> Tensor:
         """The true class of each sample of `split`."""

@@ -68,21 +68,36 @@
     item.addEventListener("pointerleave", () => others().forEach((one) => one.classList.remove("faded")));
   }
 
-  // A figure as a file: colours come from the style sheet, so they are written into a copy first.
-  const written = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "font-size", "font-family", "text-anchor"];
+  // A figure as a file, with its title and legend: colours come from the style sheet, so they are written into a copy first.
+  const written = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "paint-order", "opacity", "font-size", "font-family", "text-anchor"];
+  const node = (name, attributes, text = "") => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+    made.textContent = text;
+    return made;
+  };
   const standalone = (svg) => {
+    const [page, figure, panel, width] = [getComputedStyle(document.body), svg.closest("figure"), svg.closest(".panel"), 900];
     const copy = svg.cloneNode(true);
     const [from, to] = [[svg, ...svg.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];
     from.forEach((one, place) => {
       const style = getComputedStyle(one);
       written.forEach((name) => to[place].setAttribute(name, style.getPropertyValue(name)));
     });
-    const box = svg.viewBox.baseVal;
-    const scale = 900 / box.width;
-    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-    copy.setAttribute("width", 900);
-    copy.setAttribute("height", Math.round(box.height * scale));
-    return [new XMLSerializer().serializeToString(copy), 900, Math.round(box.height * scale)];
+    const tall = Math.round(svg.viewBox.baseVal.height * width / svg.viewBox.baseVal.width);
+    Object.entries({ x: 0, y: 44, width, height: tall }).forEach(([key, value]) => copy.setAttribute(key, value));
+    const names = [...figure.querySelectorAll(".legend li")];
+    const height = 44 + tall + 26 * names.length + (names.length ? 10 : 0);
+    const whole = node("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height });
+    const words = (x, y, size, text) => node("text", { x, y, "font-size": size, "font-family": "sans-serif", fill: page.color }, text);
+    whole.append(node("rect", { width, height, fill: page.backgroundColor }));
+    whole.append(words(16, 30, 22, (panel.querySelector("h4") ?? figure.querySelector("h3")).textContent), copy);
+    names.forEach((item, place) => {
+      const [style, y] = [getComputedStyle(item.querySelector("path")), 44 + tall + 20 + 26 * place];
+      whole.append(node("path", { d: `M16 ${y - 6}H60`, stroke: style.stroke, "stroke-width": 4, "stroke-dasharray": style.strokeDasharray }));
+      whole.append(words(72, y, 18, item.textContent));
+    });
+    return [new XMLSerializer().serializeToString(whole), width, height];
   };
   const save = (blob, name) => {
     const link = document.createElement("a");
@@ -102,10 +117,7 @@
         const image = new Image();
         image.addEventListener("load", () => {
           const canvas = Object.assign(document.createElement("canvas"), { width, height });
-          const context = canvas.getContext("2d");
-          context.fillStyle = getComputedStyle(document.body).backgroundColor;
-          context.fillRect(0, 0, width, height);
-          context.drawImage(image, 0, 0);
+          canvas.getContext("2d").drawImage(image, 0, 0);
           canvas.toBlob((blob) => save(blob, name));
         });
         image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
