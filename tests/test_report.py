@@ -10,6 +10,7 @@ import pytest
 from afec.files import save_tree
 from afec.lab import RunDirectory, build
 from afec.report import Panel, draw_circles, mean_and_std, paired
+from afec.report.canvas import canvas, save
 from afec.report.picture import draw_study
 from afec.report.table import Line, comparisons, lines, study_table
 from written_runs import after_two, written
@@ -51,6 +52,17 @@ def panel():
     rng = np.random.default_rng(0)
     targets = np.array([[1, 0], [-1, 0]], dtype=np.float32)
     return Panel(rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 2, 20), targets, accuracy=0.5)
+
+
+def test_a_picture_that_fails_leaves_the_one_before(tmp_path):
+    figure = canvas(1, 1)
+    save(figure, tmp_path / "a.svg", dpi=50)
+    before = (tmp_path / "a.svg").read_bytes()
+    figure.text(0.5, 0.5, "$no mathematics")
+    figure.text(0.5, 0.5, r"$\nothing$")
+    with pytest.raises(ValueError, match="nothing"):
+        save(figure, tmp_path / "a.svg", dpi=50)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.svg", before)]
 
 
 def test_the_picture_is_a_png(tmp_path):

@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-__all__ = ["FileError", "Tree", "load_tree", "save_tree", "write_text"]
+__all__ = ["FileError", "Tree", "load_tree", "save_tree", "write_bytes", "write_text"]
 
 Tree = Any
 """Dicts, lists, tuples, tensors, numbers, bools, strings and None; mypy has no finite name for it that callers could use."""
@@ -56,8 +56,13 @@ class _DamageError(Exception):
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` as UTF-8, just as it is; `path` has its old content or all of the new one, never a part."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data`; `path` has its old content or all of the new one, never a part."""
     with _replacing(Path(path)) as temporary:
-        temporary.write_bytes(text.encode())
+        temporary.write_bytes(data)
 
 
 def save_tree(path: str | os.PathLike[str], tree: Tree) -> None:

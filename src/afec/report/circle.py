@@ -10,9 +10,9 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
+
+from afec.report.canvas import canvas, save
 
 __all__ = ["Panel", "draw_circles"]
 
@@ -40,9 +40,7 @@ def draw_circles(
     for name, panels in rows:
         if len(panels) != len(columns):
             raise ValueError(f"row '{name}' has {len(panels)} panels for {len(columns)} columns; it needs one for each")
-    # No pyplot: it keeps every figure alive and asks for a display.
-    figure = Figure(figsize=(2.9 * len(columns), 3.15 * len(rows) + 0.7), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas(2.9 * len(columns), 3.15 * len(rows) + 0.7)
     wrapped = [textwrap.fill(line, 38 * len(columns)) for line in title.splitlines()]
     figure.suptitle("\n".join(wrapped), fontsize=12 if len(columns) > 2 else 9)
     axes = figure.subplots(len(rows), len(columns), squeeze=False)
@@ -50,8 +48,7 @@ def draw_circles(
         for panel, column, ax in zip(panels, columns, line, strict=True):
             _draw(ax, panel)
             ax.set_title(f"{column}\n{name}: {panel.accuracy:.0%} right", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
+    save(figure, path, dpi)
 
 
 def _draw(ax: Any, panel: Panel) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Canvas
 
+from afec.report.canvas import canvas, save
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
 
 __all__ = ["draw_figure"]
@@ -27,10 +26,8 @@ def draw_figure(path: Path, figure: Figure, title: str) -> None:
         raise ValueError(figure.missing)
     columns = min(3, len(figure.charts))
     rows = math.ceil(len(figure.charts) / columns)
-    # No pyplot: it keeps every figure alive and asks for a display.
-    canvas = Canvas(figsize=(4.6 * columns + 0.4, 3.9 * rows + 0.4), layout="constrained")
-    FigureCanvasAgg(canvas)
-    axes = canvas.subplots(rows, columns, squeeze=False)
+    drawing = canvas(4.6 * columns + 0.4, 3.9 * rows + 0.4)
+    axes = drawing.subplots(rows, columns, squeeze=False)
     for chart, ax in zip(figure.charts, axes.flat, strict=False):
         ax.set_title(textwrap.fill(chart.title, 48), fontsize=10)
         _draw(ax, chart)
@@ -42,9 +39,8 @@ def draw_figure(path: Path, figure: Figure, title: str) -> None:
         if names and names not in named:
             ax.legend(fontsize=8)
         named.add(names)
-    canvas.suptitle(textwrap.fill(title, 52 * columns), fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(path, dpi=100)
+    drawing.suptitle(textwrap.fill(title, 52 * columns), fontsize=10)
+    save(drawing, path, dpi=100)
 
 
 def _draw(ax: Any, chart: Chart) -> None:

@@ -6,11 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from afec.lab.tuning import Trial, Tuned
+from afec.report.canvas import canvas, save
 from afec.report.paired import mean_and_std
 
 __all__ = ["draw_search", "trials_table"]
@@ -39,16 +38,14 @@ def draw_search(path: Path, tuned: Tuned, title: str) -> None:
     for trial in tuned.trials:
         stages.setdefault(trial.stage, []).append(trial)
     panels = [(stage, key, found) for stage, found in stages.items() for key in _searched(found)]
-    figure = Figure(figsize=(4.6 * len(panels), 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas(4.6 * len(panels), 4.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for (stage, key, found), ax in zip(panels, axes, strict=True):
         _draw(ax, key, found)
         term, _, setting = key.partition(".")
         ax.set(title=stage, xlabel=f"{SYMBOLS.get(setting, setting)} of {term}", ylabel="validation AAC, %")
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    save(figure, path, dpi=90)
 
 
 def _searched(trials: list[Trial]) -> list[str]:

@@ -204,7 +204,8 @@ def _interval(low: float, high: float) -> str:
 
 def _scale_note(scale: str) -> str:
     if scale == FULL:
-        return "The paper's numbers are its own, of five runs; ours are at the scale `full`, the paper's setting as we read it."
+        ours = "ours are at the scale `full`: its setting as we read it, where no `--set` has changed it"
+        return f"The paper's numbers are its own, of five runs; {ours}."
     return f"The paper's numbers are of its full scale; ours are at the smaller scale `{scale}`, so they need not be equal."
 
 
