@@ -147,7 +147,10 @@ class Chain:
 
 
 def renew(backbone: nn.Module) -> None:
-    """Draw all weights anew, as the constructor did: by its `reset_parameters`, or by that of each layer."""
+    """Initial weights anew, as the constructor made them: by the backbone's own `reset_parameters`, or by that of each layer.
+
+    A pretrained backbone needs one of its own, which takes the pretrained weights again.
+    """
     own = getattr(backbone, "reset_parameters", None)
     for module in [backbone] if callable(own) else list(backbone.modules()):
         reset = getattr(module, "reset_parameters", None)
