@@ -6,6 +6,8 @@ import errno
 import io
 import os
 import resource
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -269,6 +271,52 @@ def test_what_a_killed_process_left_is_cleared_away(folder):
     (junk / "pixels").write_bytes(b"half")
     opened(folder)
     assert left(folder) == []
+
+
+SLOWLY = """
+import sys, time
+from pathlib import Path
+from afec.data import cache, decode
+
+real = decode.decode
+def slowly(file, short):
+    if file.name == sys.argv[2]:
+        print("there", flush=True)
+        time.sleep(float(sys.argv[3]))
+    return real(file, short)
+
+decode.decode = slowly
+folder = Path(sys.argv[1])
+print(repr(cache.open_images("photos", sorted(folder.iterdir()), folder, 64, folder.parent)))
+"""
+
+
+def other_process(folder, stop, seconds):
+    """Another process that opens the images, and is slow at one of them; it says when it is there."""
+    words = [sys.executable, "-c", SLOWLY, str(folder), stop, str(seconds)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_decodes_leaves_nothing_as_if_whole(folder, decodings):
+    with other_process(folder, "3.png", 600) as process:
+        assert process.stdout.readline() == "there\n"
+        process.kill()
+    assert len(left(folder)) == 1  # half a file, which is not taken for a cache
+    assert not (folder.parent / ".decoded" / "photos-64px").exists()
+    assert np.array_equal(opened(folder)[4].numpy(), np.asarray(Image.open(folder / "4.png")))
+    assert decodings == [5]
+    assert left(folder) == []
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_decodes_and_both_read_the_same(folder, decodings, capfd):
+    with other_process(folder, "3.png", 3) as process:
+        assert process.stdout.readline() == "there\n"
+        here = repr(opened(folder))
+        assert "another process is decoding images" in capfd.readouterr().err
+        assert process.communicate()[0] == f"{here}\n"
+    assert decodings == []
 
 
 def test_rows_need_not_all_be_in_memory(folder):
