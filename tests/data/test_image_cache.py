@@ -17,6 +17,7 @@ from PIL import Image
 
 from afec.data import DataError
 from afec.data import cache as cache_module
+from afec.data import decode as decode_module
 from afec.data.cache import open_images
 
 
@@ -73,18 +74,45 @@ def test_it_is_decoded_once_and_looked_up_from_then_on(folder, decodings):
     assert " at 0x" not in repr(first)
 
 
+def test_images_are_decoded_at_the_same_time(folder, monkeypatch):
+    (folder / "4.png").unlink()
+    real, pair = decode_module.decode, threading.Barrier(2, timeout=60)
+
+    def together(file, short):
+        pair.wait()  # alone nobody comes past here
+        return real(file, short)
+
+    monkeypatch.setattr(decode_module, "decode", together)
+    monkeypatch.setattr(decode_module.os, "sched_getaffinity", lambda process: {0, 1})
+    assert len(opened(folder)) == 4
+
+
+def test_a_bar_shows_how_far_it_is_on_a_terminal(folder, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for shown in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", shown)
+        opened(folder, short=10 if shown.isatty() else 11)
+        assert ("decoding photos, once" in shown.getvalue()) is shown.isatty()
+
+
 def test_another_size_is_another_cache(folder, decodings):
     assert repr(opened(folder, 10)) != repr(opened(folder, 12))
     opened(folder, 10)
     assert decodings == [5, 5]
 
 
-@pytest.mark.parametrize("change", ["content", "time", "more", "fewer"])
+@pytest.mark.parametrize("change", ["content", "size", "time", "more", "fewer"])
 def test_other_files_are_noticed_and_decoded_anew(folder, decodings, change):
     before = opened(folder)
     file = folder / "2.png"
-    if change == "content":
+    if change in ("content", "size"):
+        at = file.stat().st_mtime_ns
         Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(file)
+        if change == "size":
+            os.utime(file, ns=(at, at))  # as a program that keeps times would copy it
     elif change == "time":
         os.utime(file, ns=(1, 1))
     elif change == "more":
@@ -163,6 +191,15 @@ def test_grey_cmyk_transparent_and_numbered_colours_become_red_green_blue(tmp_pa
     red, green, blue = images[1][3, 3].tolist()
     assert red > 240
     assert max(green, blue) < 15
+
+
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
+    (tmp_path / "photos").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # by 90° clockwise
+    Image.fromarray(pixels).save(tmp_path / "photos" / "0.png", exif=exif)
+    assert np.array_equal(opened(tmp_path / "photos")[0].numpy(), np.rot90(pixels, -1))
 
 
 def truncated(path):
