@@ -193,6 +193,21 @@ def test_a_strong_pull_keeps_important_nodes_and_leaves_the_others_free():
         assert not torch.equal(now[::2], old[key][::2])
 
 
+def test_a_node_that_only_older_tasks_need_is_neither_cut_nor_renewed():
+    tasks = few_tasks(2)
+    learner = learner_of(tasks, afec.AGSCL(1e6, mu=0, rho=1.0, eta=0.5))
+    learner.learn(tasks[0])
+    learner.strategy.state["omega"] = {k: torch.full_like(v, 0.5) for k, v in learner.strategy.state["omega"].items()}
+    old = {key: value.clone() for key, value in learner.net.backbone.state_dict().items()}
+    learner.learn(tasks[1])
+    silent = {name: one == 0.25 for name, one in learner.strategy.state["omega"].items()}  # η·0.5 + 0
+    assert any(one.any() for one in silent.values())
+    assert same(dict(learner.net.backbone.state_dict()), old)
+    last = silent["layers.5"]
+    assert last.any()
+    assert (learner.net.heads[1].weight[:, last] != 0).all()
+
+
 def test_a_strong_sparsity_empties_nodes():
     tasks = few_tasks(1)
     learner = learner_of(tasks, afec.AGSCL(0.0, mu=1e6, rho=0))
