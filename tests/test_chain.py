@@ -132,6 +132,22 @@ def test_an_adapter_by_hand():
     assert adapter(torch.tensor([[1.0]])).tolist() == [[2.0]]
 
 
+def test_an_adapter_of_a_convolution_by_hand():
+    """V takes the four pixels of a patch, as the layer does, U one: ½·2·relu(1 + 2 + 3 + 4 − 4) = 6, elsewhere 0 − 4 < 0."""
+    layer = Chain(nn.Sequential(nn.Conv2d(1, 1, 2, stride=2, padding=1))).layers[0]
+    adapter = Adapter(layer, 1)
+    with torch.no_grad():
+        adapter.alpha.fill_(0.5)
+        adapter.down.weight.fill_(1.0)
+        adapter.down.bias.fill_(-4.0)
+        adapter.up.weight.fill_(2.0)
+    image = torch.zeros(1, 1, 4, 4)
+    image[0, 0, 1:3, 1:3] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    added = adapter(image)
+    assert added.shape == layer.module(image).shape
+    assert added.tolist() == [[[[0.0, 0.0, 0.0], [0.0, 6.0, 0.0], [0.0, 0.0, 0.0]]]]
+
+
 def test_a_column_by_hand():
     """Base: h = relu(1·x). Column: first layer 2·x without an adapter, second 1·(2·x) + ¼·relu(4·h) = 3 at x = 1."""
     base = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from afec.data import DataError
-from afec.nets import MultiHead, make_backbone, renew
+from afec.methods.ags_cl import refresh
+from afec.nets import Chain, MultiHead, make_backbone, renew
 from afec.nets.alexnet import AlexNet
 from afec.nets.column import Column
 
@@ -55,18 +56,6 @@ def test_only_the_convolutions_where_that_is_asked(weights, tmp_path):
         assert torch.equal(value, weights[name] if name.startswith("features.") else plain[name])
 
 
-def test_initial_weights_again_are_those_of_the_file(weights, tmp_path):
-    net = small(saved(tmp_path, weights), "conv")
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    for net_again in (net, Column(net).twin):
-        with torch.no_grad():
-            for weight in net_again.parameters():
-                weight.add_(1)
-        renew(net_again)
-        for name, value in net_again.state_dict().items():
-            assert torch.equal(value, before[name]) is name.startswith("features.")
-
-
 def test_a_file_of_convolutions_in_half_precision(weights, tmp_path):
     halves = {name: value.half() for name, value in weights.items() if name.startswith("features.")}
     net = small(saved(tmp_path, halves), "conv")
@@ -75,6 +64,41 @@ def test_a_file_of_convolutions_in_half_precision(weights, tmp_path):
     assert net.origin.endswith("features.10; at random: classifier.1, classifier.4 and the heads")
     with pytest.raises(DataError, match=r'lacks classifier.1.bias, .*use pretrained = "conv"'):
         small(saved(tmp_path, halves))
+
+
+@pytest.mark.parametrize("which", ["conv", "all"])
+def test_a_pretrained_net_begins_anew_where_it_began(weights, tmp_path, which):
+    path = saved(tmp_path, weights)
+    net = small(path, which)
+    first = {name: value.clone() for name, value in net.state_dict().items()}
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(1.0)
+    renew(net)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, first[name]) is (which == "all" or name.startswith("features."))
+        assert value.abs().max() < 1  # drawn anew, not left as it was
+    saved(tmp_path, {name: value + 1 for name, value in weights.items()})
+    with pytest.raises(DataError, match="weights.pth has changed since the net was made"):
+        renew(net)
+
+
+def test_what_a_strategy_draws_anew_is_pretrained_too(weights, tmp_path):
+    """The column of progress & compress, and nodes that AGS-CL refreshes: else their convolutions would be of noise."""
+    base = small(saved(tmp_path, weights), "conv")
+    with torch.no_grad():
+        for weight in base.parameters():
+            weight.add_(1.0)
+    twin = Column(base).twin.state_dict()
+    assert all(torch.equal(twin[name], value) for name, value in weights.items() if name.startswith("features."))
+    net = MultiHead(base, [2])
+    chain = Chain(base)
+    idle = {layer.name: torch.arange(layer.nodes) == 1 for layer in chain.layers}
+    refresh(chain, net, idle, 1.0, seed=0)
+    for name, value in base.state_dict().items():
+        if name.startswith("features."):
+            assert torch.equal(value[1], weights[name][1])
+            assert torch.equal(value[2], weights[name][2] + 1)
 
 
 def test_safetensors_load_as_well(weights, tmp_path):
@@ -89,11 +113,18 @@ def without(weights, name):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda w: without(w, "features.6.bias"), "lacks features.6.bias; it is no whole weight file"),
-        (lambda w: {**w, "features.12.weight": torch.ones(1)}, "has features.12.weight, which AlexNet has not"),
+        (lambda w: without(w, "features.6.bias"), "lacks features.6.bias; give .*afec data get alexnet"),
+        (
+            lambda w: without(w, "classifier.4.bias"),
+            'lacks classifier.4.bias; .*pretrained = "conv", or give .*afec data',
+        ),
+        (
+            lambda w: {**w, "features.12.weight": torch.ones(1)},
+            "has features.12.weight, which AlexNet has not: .*afec data get alexnet",
+        ),
         (
             lambda w: {**w, "features.0.weight": torch.ones(64, 3, 7, 7)},
-            r"has the shape \(64, 3, 7, 7\), and this net's is",
+            r"has the shape \(64, 3, 7, 7\), and this net's is .*afec data get alexnet",
         ),
         (lambda w: {**w, "classifier.1.weight": torch.ones(9, 256)}, r'use pretrained = "conv" with another width'),
         (lambda w: {**w, "features.0.bias": torch.full((64,), torch.nan)}, "no finite numbers"),
@@ -126,9 +157,11 @@ def test_a_file_with_code_in_it_is_not_run(tmp_path, how):
         torch.save({"features.0.weight": Evil(marker)}, file)
     else:
         file.write_bytes(pickle.dumps(Evil(marker)))
-    with pytest.raises(DataError, match="evil.pth has something else in it than tensors.*was not run"):
+    with pytest.raises(DataError, match="evil.pth has something else in it than tensors.*was not run") as caught:
         small(str(file))
     assert not marker.exists()
+    assert "weights_only" not in str(caught.value)  # PyTorch's advice to run it all the same
+    assert how == "pickle" or "(it asks for getattr)" in str(caught.value)
     torch.load(file, weights_only=False) if how == "torch" else pickle.loads(file.read_bytes())
     assert marker.exists()  # so it would have been
 
@@ -192,6 +225,40 @@ def test_the_whole_net_is_the_papers():
     net = make_backbone("alexnet")
     assert net.origin == "at random in all layers"
     assert sum(weight.numel() for weight in net.parameters()) == 57_003_840
+
+
+# torchvision's `alexnet().state_dict()`: what its file has, and in which shapes.
+TORCHVISION = {
+    "features.0": (64, 3, 11, 11),
+    "features.3": (192, 64, 5, 5),
+    "features.6": (384, 192, 3, 3),
+    "features.8": (256, 384, 3, 3),
+    "features.10": (256, 256, 3, 3),
+    "classifier.1": (4096, 9216),
+    "classifier.4": (4096, 4096),
+    "classifier.6": (1000, 4096),
+}
+
+
+@pytest.mark.slow
+def test_torchvisions_whole_file_loads_whole_at_224_pixels(tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    file = {}
+    for layer, shape in TORCHVISION.items():
+        file[f"{layer}.weight"] = torch.randn(shape, generator=generator) * 0.01
+        file[f"{layer}.bias"] = torch.randn(shape[0], generator=generator)
+    assert sum(value.numel() for value in file.values()) == 61_100_840  # as torchvision says of it
+    monkeypatch.setenv("AFEC_DATA", str(tmp_path))
+    saved(tmp_path, file, "alexnet-owt-7be5be79.pth")
+    net = MultiHead(make_backbone("alexnet", pretrained="all"), [20]).eval()
+    own = net.backbone.state_dict()
+    assert list(own) == [name for name in file if not name.startswith("classifier.6")]  # the head is a task's own
+    assert all(torch.equal(value, file[name]) for name, value in own.items())
+    assert net.backbone.origin.endswith("classifier.1, classifier.4; at random: the heads")
+    with torch.no_grad():
+        image = torch.rand(1, 3, 224, 224, generator=generator)
+        assert net.backbone.features(image).shape == (1, 256, 6, 6)  # so the pooling to 6 × 6 changes nothing
+        assert net(image, task=0).shape == (1, 20)
 
 
 @pytest.mark.skipif(

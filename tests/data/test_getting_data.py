@@ -405,7 +405,8 @@ def test_birds_come_with_a_file_beside_their_folder(server, tmp_path, monkeypatc
     root = tmp_path / "data"
     assert get(record, root)
     assert left(root) == ["CUB_200_2011"]
-    assert words(record, root) == [(True, "can be read: 200 classes, 400 images, 200 training images")]
+    whole = (True, "can be read: 200 classes, 400 images, 200 training images")
+    assert words(record, root) == [whole, (True, "each of the 400 images can be decoded")]
     assert not get(record, root)
     next((root / "CUB_200_2011" / "images").rglob("*.png")).unlink()
     (good, said) = words(record, root)[-1]

@@ -6,6 +6,8 @@ import errno
 import io
 import os
 import resource
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from PIL import Image
 
 from afec.data import DataError
 from afec.data import cache as cache_module
+from afec.data import decode as decode_module
 from afec.data.cache import open_images
 
 
@@ -71,18 +74,45 @@ def test_it_is_decoded_once_and_looked_up_from_then_on(folder, decodings):
     assert " at 0x" not in repr(first)
 
 
+def test_images_are_decoded_at_the_same_time(folder, monkeypatch):
+    (folder / "4.png").unlink()
+    real, pair = decode_module.decode, threading.Barrier(2, timeout=60)
+
+    def together(file, short):
+        pair.wait()  # alone nobody comes past here
+        return real(file, short)
+
+    monkeypatch.setattr(decode_module, "decode", together)
+    monkeypatch.setattr(decode_module.os, "sched_getaffinity", lambda process: {0, 1})
+    assert len(opened(folder)) == 4
+
+
+def test_a_bar_shows_how_far_it_is_on_a_terminal(folder, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for shown in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", shown)
+        opened(folder, short=10 if shown.isatty() else 11)
+        assert ("decoding photos, once" in shown.getvalue()) is shown.isatty()
+
+
 def test_another_size_is_another_cache(folder, decodings):
     assert repr(opened(folder, 10)) != repr(opened(folder, 12))
     opened(folder, 10)
     assert decodings == [5, 5]
 
 
-@pytest.mark.parametrize("change", ["content", "time", "more", "fewer"])
+@pytest.mark.parametrize("change", ["content", "size", "time", "more", "fewer"])
 def test_other_files_are_noticed_and_decoded_anew(folder, decodings, change):
     before = opened(folder)
     file = folder / "2.png"
-    if change == "content":
+    if change in ("content", "size"):
+        at = file.stat().st_mtime_ns
         Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(file)
+        if change == "size":
+            os.utime(file, ns=(at, at))  # as a program that keeps times would copy it
     elif change == "time":
         os.utime(file, ns=(1, 1))
     elif change == "more":
@@ -161,6 +191,15 @@ def test_grey_cmyk_transparent_and_numbered_colours_become_red_green_blue(tmp_pa
     red, green, blue = images[1][3, 3].tolist()
     assert red > 240
     assert max(green, blue) < 15
+
+
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
+    (tmp_path / "photos").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # by 90° clockwise
+    Image.fromarray(pixels).save(tmp_path / "photos" / "0.png", exif=exif)
+    assert np.array_equal(opened(tmp_path / "photos")[0].numpy(), np.rot90(pixels, -1))
 
 
 def truncated(path):
@@ -269,6 +308,52 @@ def test_what_a_killed_process_left_is_cleared_away(folder):
     (junk / "pixels").write_bytes(b"half")
     opened(folder)
     assert left(folder) == []
+
+
+SLOWLY = """
+import sys, time
+from pathlib import Path
+from afec.data import cache, decode
+
+real = decode.decode
+def slowly(file, short):
+    if file.name == sys.argv[2]:
+        print("there", flush=True)
+        time.sleep(float(sys.argv[3]))
+    return real(file, short)
+
+decode.decode = slowly
+folder = Path(sys.argv[1])
+print(repr(cache.open_images("photos", sorted(folder.iterdir()), folder, 64, folder.parent)))
+"""
+
+
+def other_process(folder, stop, seconds):
+    """Another process that opens the images, and is slow at one of them; it says when it is there."""
+    words = [sys.executable, "-c", SLOWLY, str(folder), stop, str(seconds)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_decodes_leaves_nothing_as_if_whole(folder, decodings):
+    with other_process(folder, "3.png", 600) as process:
+        assert process.stdout.readline() == "there\n"
+        process.kill()
+    assert len(left(folder)) == 1  # half a file, which is not taken for a cache
+    assert not (folder.parent / ".decoded" / "photos-64px").exists()
+    assert np.array_equal(opened(folder)[4].numpy(), np.asarray(Image.open(folder / "4.png")))
+    assert decodings == [5]
+    assert left(folder) == []
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_decodes_and_both_read_the_same(folder, decodings, capfd):
+    with other_process(folder, "3.png", 3) as process:
+        assert process.stdout.readline() == "there\n"
+        here = repr(opened(folder))
+        assert "another process is decoding images" in capfd.readouterr().err
+        assert process.communicate()[0] == f"{here}\n"
+    assert decodings == []
 
 
 def test_rows_need_not_all_be_in_memory(folder):

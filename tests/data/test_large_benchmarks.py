@@ -179,15 +179,31 @@ def test_ewc_with_afec_through_the_command_line(name, root, tmp_path, in_process
     assert "64 pixels, alexnet (hidden 4, pool 1" in shown
     (found,) = find_runs(tmp_path)
     events = [json.loads(line) for line in (found.path / "events.jsonl").read_text().splitlines()]
-    notes = [event["text"] for event in events if event["event"] == "note"]
-    assert len(notes) == 1
+    assert not [event for event in events if event["event"] == "note"]  # nothing went wrong
+    (origin,) = [event["text"] for event in events if event["event"] == "origin"]
+    assert origin in shown
     if name == "cub200-pretrained":
-        assert notes[0].startswith("initial weights from alexnet_conv_imagenet_fp16.pth (SHA-256 ")
-        assert notes[0] in shown
+        assert origin.startswith("initial weights from alexnet_conv_imagenet_fp16.pth (SHA-256 ")
+        assert origin.endswith("features.10; at random: classifier.1, classifier.4 and the heads")
     else:
-        assert notes == ["initial weights at random in all layers"]
+        assert origin == "initial weights at random in all layers"
     tasks = [event for event in events if event["event"] == "task"]
     assert [task["epochs_theta_e"] for task in tasks] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["origin", "note"])  # as it was written once
+def test_the_page_says_which_layers_are_pretrained_and_calls_it_no_fault(kind, root, tmp_path, in_process, monkeypatch):
+    sets = {"stream__tasks": 2, "stream__images": 20, "net__hidden": 4}
+    assert smoke("cub200-pretrained", root, tmp_path / "runs", "finetune", **sets) == 0
+    (found,) = find_runs(tmp_path / "runs")
+    file = found.path / "events.jsonl"
+    file.write_text(file.read_text().replace('"origin"', f'"{kind}"'))
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "initial weights from alexnet_conv_imagenet_fp16.pth (SHA-256 " in page
+    assert "at random: classifier.1, classifier.4 and the heads" in page
+    assert "64 pixels, alexnet (hidden 4, pool 1, pretrained conv)" in page
+    assert "met a fault" not in page
 
 
 @pytest.mark.parametrize("missing", ["weights", "birds"])

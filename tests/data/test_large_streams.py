@@ -105,6 +105,20 @@ def test_what_a_net_is_given(birds):
     assert red == pytest.approx((bird / 255 - 0.485) / 0.232, abs=1e-5)
 
 
+def test_an_epoch_decodes_nothing_and_neither_does_another_seed(birds, monkeypatch):
+    first = cub200(seed=0, size=16, root=birds).tasks[0]
+
+    def no_more(*arguments):
+        raise AssertionError("a file of an image was opened")
+
+    monkeypatch.setattr("PIL.Image.open", no_more)
+    for task in (first, *cub200(seed=1, split="paper", size=16, root=birds).tasks):
+        assert task.prepare(task.augment(task.train.inputs)).shape[1:] == (3, 16, 16)
+        assert task.prepare(task.test.inputs).shape[1:] == (3, 16, 16)
+    with pytest.raises(AssertionError, match="was opened"):
+        cub200(seed=0, size=15, root=birds)  # so it would have been noticed
+
+
 def make_stream_at(root, name, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AFEC_DATA", str(root))

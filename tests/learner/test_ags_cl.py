@@ -1,5 +1,7 @@
 """AGS-CL: its equations by hand, and each of its parts on real digits."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from torch import nn
 
 import afec
 from afec.learner import Learner, Schedule
-from afec.methods.ags_cl import cut, proximal, refresh
+from afec.methods.ags_cl import cut, measured, proximal, refresh
 from afec.nets import Chain, MultiHead, make_backbone
 from afec.randomness import forked
 
@@ -120,6 +122,26 @@ def half_idle(learner):
     learner.strategy.state = {**learner.strategy.state, "omega": omega}
 
 
+def test_importance_by_hand():
+    """Inputs 1, -2 and 3, as batches of two and of one. Nodes with the weights 1, -1, 0: (1+0+3)/3, (0+2+0)/3, 0."""
+    backbone = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU())
+    with torch.no_grad():
+        backbone[0].weight.copy_(torch.tensor([[1.0], [-1.0], [0.0]]))
+    batches = [(torch.tensor([[1.0], [-2.0]]), None), (torch.tensor([[3.0]]), None)]
+    work = SimpleNamespace(number=0, loss=SimpleNamespace(prepared=lambda x: x), passes=lambda: iter(batches))
+    assert measured(Chain(backbone), work)["0"].tolist() == pytest.approx([4 / 3, 2 / 3, 0.0])
+
+
+def test_importance_of_a_map_is_the_mean_of_its_pixels():
+    """A channel that copies the pixels 1, -2, 3, 6: relu and mean give (1 + 0 + 3 + 6)/4, before the pooling takes 6."""
+    backbone = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.ReLU(), nn.MaxPool2d(2))
+    with torch.no_grad():
+        backbone[0].weight.fill_(1.0)
+    image = torch.tensor([[[[1.0, -2.0], [3.0, 6.0]]]])
+    work = SimpleNamespace(number=0, loss=SimpleNamespace(prepared=lambda x: x), passes=lambda: iter([(image, None)]))
+    assert measured(Chain(backbone), work)["0"].tolist() == [2.5]
+
+
 def test_importance_is_the_mean_activation_and_decays():
     """Ω_1 = the mean activation; Ω_2 = η·Ω_1 + the new one, both over all images of the task and all pixels of a map."""
     tasks = few_tasks(2)
@@ -171,6 +193,21 @@ def test_a_strong_pull_keeps_important_nodes_and_leaves_the_others_free():
         assert not torch.equal(now[::2], old[key][::2])
 
 
+def test_a_node_that_only_older_tasks_need_is_neither_cut_nor_renewed():
+    tasks = few_tasks(2)
+    learner = learner_of(tasks, afec.AGSCL(1e6, mu=0, rho=1.0, eta=0.5))
+    learner.learn(tasks[0])
+    learner.strategy.state["omega"] = {k: torch.full_like(v, 0.5) for k, v in learner.strategy.state["omega"].items()}
+    old = {key: value.clone() for key, value in learner.net.backbone.state_dict().items()}
+    learner.learn(tasks[1])
+    silent = {name: one == 0.25 for name, one in learner.strategy.state["omega"].items()}  # η·0.5 + 0
+    assert any(one.any() for one in silent.values())
+    assert same(dict(learner.net.backbone.state_dict()), old)
+    last = silent["layers.5"]
+    assert last.any()
+    assert (learner.net.heads[1].weight[:, last] != 0).all()
+
+
 def test_a_strong_sparsity_empties_nodes():
     tasks = few_tasks(1)
     learner = learner_of(tasks, afec.AGSCL(0.0, mu=1e6, rho=0))
@@ -205,15 +242,13 @@ SWITCHES = {
 
 
 def after_three(options, tasks):
-    """The weights after three tasks, the importance cut in half after the first, so that there are nodes of both kinds."""
+    """The weights after three tasks."""
     learner = learner_of(tasks, afec.AGSCL(**{**BASE, **options}))
-    learner.learn(tasks[0])
-    half_idle(learner)
-    for task in tasks[1:]:
+    for task in tasks:
         learner.learn(task)
-        if task is tasks[1]:
-            for one in learner.strategy.state["omega"].values():
-                one[0] = 0.0
+        idle = [int((one == 0).sum()) for one in learner.strategy.state["omega"].values()]
+        assert sum(idle) > 0  # there are nodes of both kinds
+        assert all(count < len(one) for count, one in zip(idle, learner.strategy.state["omega"].values(), strict=True))
     return learner.net.state_dict()
 
 

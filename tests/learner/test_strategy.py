@@ -27,6 +27,20 @@ def test_a_strategy_and_a_guard_are_a_strategy_whichever_way_they_are_written():
     assert [term.name for term in more.guard.terms] == ["ewc", "afec"]
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        afec.AGSCL(3.0, mu=2, rho=0.1, eta=0.5, proximal="step", freeze=False, cut=False),
+        afec.ProgressCompress(3.0, decay=0.5, column="kept", adapters=False, adapter_width=0.5, temperature=2),
+        afec.ProgressCompress(3.0, decay="mean", progress_epochs=4, compress_epochs=5, fisher="empirical"),
+    ],
+)
+def test_its_words_are_the_expression_that_makes_it(method):
+    again = eval(repr(method), {"AGSCL": afec.AGSCL, "ProgressCompress": afec.ProgressCompress})
+    parts = {key: value for key, value in vars(method).items() if key not in ("guard", "own")}
+    assert {key: getattr(again, key) for key in parts} == parts
+
+
 def test_what_does_not_add():
     with pytest.raises(TypeError, match=r"ags-cl \+ progress-compress: both are strategies"):
         afec.AGSCL(1.0) + afec.ProgressCompress(1.0)

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afec.data.decode import decode_all
+from afec.data.decode import decode_all, listed, shown
 from afec.data.root import DataError, data_root
 from afec.files import FileError, load_tree, save_tree
-from afec.randomness import forked
 
 try:
     import fcntl
@@ -41,7 +40,6 @@ __all__ = ["CACHE", "ImageCache", "open_images"]
 
 CACHE = "AFEC_CACHE"
 FORMAT = 1
-SHOWN = 5  # bad files in a message
 
 
 class ImageCache:
@@ -152,10 +150,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _make(folder: Path, name: str, files: Sequence[Path], short: int, fingerprint: str) -> None:
-    for left in folder.parent.glob(
-        f".{folder.name}.*.tmp"
-    ):  # of a process that was killed: nobody else is at work here
-        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed: nobody else is at work here
     work = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
     try:
         work.mkdir(parents=True)
@@ -173,7 +169,7 @@ def _make(folder: Path, name: str, files: Sequence[Path], short: int, fingerprin
 def _decoded(work: Path, name: str, files: Sequence[Path], short: int) -> dict[str, Any]:
     """Write the pixels; sizes and checksums of what was written."""
     heights, widths, crcs, bad = [], [], [], []
-    with (work / "pixels").open("xb") as out, _shown(name, len(files)) as show:
+    with (work / "pixels").open("xb") as out, shown(f"decoding {name}, once", len(files)) as show:
         for found in decode_all(files, short):
             show()
             if isinstance(found, str):
@@ -186,11 +182,9 @@ def _decoded(work: Path, name: str, files: Sequence[Path], short: int) -> dict[s
                 widths.append(pixels.shape[1])
                 crcs.append(zlib.crc32(pixels.data))
         if bad:
-            more = f"\n  … and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
             raise DataError(
-                f"{len(bad)} of {len(files)} images of {name} cannot be read:\n  "
-                + "\n  ".join(bad[:SHOWN])
-                + f"{more}\nGet these files anew, or mend them; nothing was kept"
+                f"{len(bad)} of {len(files)} images of {name} cannot be read:{listed(bad)}\n"
+                "Get these files anew, or mend them; nothing was kept"
             )
         out.flush()
         os.fsync(out.fileno())
@@ -199,20 +193,6 @@ def _decoded(work: Path, name: str, files: Sequence[Path], short: int) -> dict[s
     for value in sizes.values():
         digest.update(value.numpy().tobytes())
     return {**sizes, "checksum": digest.hexdigest()}
-
-
-@contextmanager
-def _shown(name: str, count: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    with forked(0):  # rich draws from `random` when it is imported
-        from rich.console import Console
-        from rich.progress import Progress
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task(f"decoding {name}, once", total=count)
-        yield lambda: bar.advance(row)
 
 
 def _not_written(folder: Path, error: OSError) -> str:

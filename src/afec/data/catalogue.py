@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from afec.data.cifar import CIFAR, load_cifar10, load_cifar100
 from afec.data.cub import FOLDER, load_cub
-from afec.data.image_folder import class_names, open_image_folder
+from afec.data.image_folder import ImageFolder, class_names, open_image_folder
 from afec.data.omniglot import Omniglot, open_omniglot
 from afec.data.root import DataError
 from afec.data.weights import load_weights
@@ -62,6 +62,8 @@ class Dataset:
     """Reads what is under a data root and counts it, or raises `DataError`."""
     expected: Mapping[str, int]
     """What `count` finds in the official files, of what is always the same."""
+    images: Callable[[Path], Sequence[Path]] | None = None
+    """The images under a data root that have no checksums, so that only decoding them tells whether they are whole."""
     by_hand: str = ""
     """Where it comes from, if it cannot be fetched."""
     folder: str = ""
@@ -138,9 +140,13 @@ def _count_cub(root: Path) -> dict[str, int]:
     return {"classes": len(data.names), "images": len(data.files), "training images": int(data.for_training.sum())}
 
 
-def _count_imagenet(root: Path) -> dict[str, int]:
+def _imagenet(root: Path) -> ImageFolder:
     folder = root / "imagenet100"
-    data = open_image_folder(folder, class_names(folder))
+    return open_image_folder(folder, class_names(folder))
+
+
+def _count_imagenet(root: Path) -> dict[str, int]:
+    data = _imagenet(root)
     training = int(data.for_training.sum())
     return {"classes": len(data.names), "training images": training, "test images": len(data.files) - training}
 
@@ -187,12 +193,12 @@ DATASETS: dict[str, Dataset] = {
         Dataset(
             "cub200", "CUB-200-2011: 11,788 photographs of 200 kinds of birds", "1.1 GB",
             (_BIRDS,), (), "non-commercial research; cite Wah et al. (2011)",
-            _count_cub, {"classes": 200, "images": 11_788, "training images": 5_994},
+            _count_cub, {"classes": 200, "images": 11_788, "training images": 5_994}, lambda root: load_cub(root).files,
         ),
         Dataset(
             "imagenet100", "100 classes of ImageNet (ILSVRC-2012), as folders train/<class>/ and val/<class>/", "about 13 GB",
             (), (), "non-commercial research, for those who have registered; cite Russakovsky et al. (2015)",
-            _count_imagenet, {"classes": 100}, folder="imagenet100",
+            _count_imagenet, {"classes": 100}, lambda root: _imagenet(root).files, folder="imagenet100",
             by_hand="ImageNet is given out at image-net.org to those who have registered there; put 100 of its classes here",
         ),
         Dataset(

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
-__all__ = ["BROKEN", "converted", "decode", "decode_all"]
+from afec.randomness import forked
+
+__all__ = ["BROKEN", "converted", "decode", "decode_all", "listed", "shown"]
 
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 """What Pillow raises for a file that is no image, or only a part of one."""
 AT_ONCE = 256
+SHOWN = 5  # bad files in a message
 
 
 def converted(image: Image.Image, mode: str) -> Image.Image:
     """The image as `RGB` or `L`: grey becomes three alike colours, CMYK its colours, and transparency is dropped."""
-    if image.mode in ("I", "I;16", "F"):
+    if image.mode.startswith(("I", "F")):  # I, F, and I;16 in either order of its bytes
         raise ValueError(f"it has more than a byte per pixel (mode {image.mode}); save it with 8 bits")
     if image.mode == "P":  # colours by number, perhaps with a transparent one
         image = image.convert("RGBA")
@@ -50,8 +55,27 @@ def decode_all(files: Sequence[Path], short: int) -> Iterator[np.ndarray | str]:
         except BROKEN as error:
             return f"{file}: {error}"
 
-    with ThreadPoolExecutor(
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    ) as pool:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with ThreadPoolExecutor(cores) as pool:
         for start in range(0, len(files), AT_ONCE):  # so that no more than these wait in memory to be written
             yield from pool.map(one, files[start : start + AT_ONCE])
+
+
+@contextmanager
+def shown(what: str, count: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal; what is given is to be called after each of the images."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with forked(0):  # rich draws from `random` when it is imported
+        from rich.console import Console
+        from rich.progress import Progress
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task(what, total=count)
+        yield lambda: bar.advance(row)
+
+
+def listed(bad: Sequence[str]) -> str:
+    """What is wrong with files, a line each; of many the first."""
+    more = [f"… and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
+    return "\n  ".join(["", *bad[:SHOWN], *more])

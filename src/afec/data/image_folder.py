@@ -50,6 +50,8 @@ def read_class_list(file: Path, known: Sequence[str], where: Path) -> list[str]:
             f"the list of classes {file} cannot be read ({error}); give a text file, a class a line"
         ) from error
     names = [words[0] for words in lines if words and not words[0].startswith("#")]
+    if not names:
+        raise DataError(f"the list of classes {file} names none; write the name of a class into each line")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"the list of classes {file} names {twice} twice")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from afec.data.catalogue import Archive, Dataset, checksum
+from afec.data.decode import decode_all, listed, shown
 from afec.data.download import download
 from afec.data.root import DataError
 from afec.data.unpack import unpack
 
 __all__ = ["Finding", "check", "found", "get"]
 
+SMALL = 32  # pixels: the images of a check are looked at, and not kept
 OnFile = Callable[[str, int, int | None], None]
 """Called with the name of a file, how many of its bytes are there, and of how many where that is known."""
 
@@ -33,7 +35,10 @@ def found(dataset: Dataset, root: Path) -> list[Path]:
 
 
 def check(dataset: Dataset, root: Path) -> Iterator[Finding]:
-    """The checksum of each file that is there, one by one, then whether the readers find all of it. Takes seconds."""
+    """The checksum of each file that is there, one by one, then whether the readers find all of it.
+
+    Takes seconds; where a dataset is a folder of images, which have no checksums, each is decoded: minutes.
+    """
     if not found(dataset, root):
         how = (
             f"`afec data get {dataset.name}` fetches it ({dataset.size})"
@@ -48,7 +53,24 @@ def check(dataset: Dataset, root: Path) -> Iterator[Finding]:
         if archive.folder is not None and (root / archive.folder).is_dir():
             for name, expected in archive.files.items():
                 yield _compared(root / archive.folder / name, expected)
-    yield _counted(dataset, root)
+    counted = _counted(dataset, root)
+    yield counted
+    if counted.good and dataset.images is not None:
+        yield _read(dataset.name, dataset.images(root))
+
+
+def _read(name: str, files: Sequence[Path]) -> Finding:
+    """Whether each of these images can be decoded."""
+    bad = []
+    with shown(f"reading {name}", len(files)) as show:
+        for one in decode_all(files, SMALL):
+            show()
+            if isinstance(one, str):
+                bad.append(one)
+    if not bad:
+        return Finding(name, True, f"each of the {len(files):,} images can be decoded")
+    words = f"{len(bad):,} of {len(files):,} images cannot be read:{listed(bad)}\nGet these files anew, or mend them"
+    return Finding(name, False, words)
 
 
 def _by_hand(dataset: Dataset, root: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import warnings
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         raise DataError(f"there is no weight file {path}; check the path") from None
     except pickle.UnpicklingError as error:
         raise DataError(
-            f"{path} has something else in it than tensors, or is damaged ({_first(error)}); it was not run. Give a file of "
+            f"{path} has something else in it than tensors, or is damaged{_asks(error)}; it was not run. Give a file of "
             "named tensors, as torch.save(net.state_dict(), …) writes them"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -56,6 +57,12 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             "torch.save(net.state_dict(), …)"
         )
     return {name: value.detach() for name, value in found.items()}
+
+
+def _asks(error: Exception) -> str:
+    """Which function or class a pickle asks for, where PyTorch says so among much else."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f" (it asks for {found[1]})" if found else ""
 
 
 def _first(error: Exception) -> str:

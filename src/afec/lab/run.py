@@ -21,10 +21,13 @@ from afec.nets import MultiHead, make_backbone
 from afec.randomness import forked, seed_from
 from afec.streams import Stream, make_stream
 
-__all__ = ["build", "origin", "run"]
+__all__ = ["ORIGIN", "build", "origin", "run"]
 
 CHECKPOINT_SECONDS = 30.0
 BETWEEN = 20  # times as long as writing a checkpoint took, at least: AlexNet's has gigabytes
+
+
+ORIGIN = "initial weights "
 
 
 def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
@@ -41,7 +44,7 @@ def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
 def origin(net: MultiHead) -> str:
     """Where the initial weights are from, of a net that says so."""
     said = getattr(net.backbone, "origin", "")
-    return f"initial weights {said}" if said else ""
+    return f"{ORIGIN}{said}" if said else ""
 
 
 def _new_net(config: RunConfig, stream: Stream, seed: int) -> MultiHead:
@@ -113,7 +116,7 @@ class _Run:
         self.learner = self._learner(net, config.method)
         self._take_up()
         if not self.rows and (words := origin(net)):
-            self._note(words)
+            self.directory.append_events([{"event": "origin", "text": words}])
         if self.machine.device != config.training["device"]:
             self._note(f"from here on on {self.machine.device}, not on {config.training['device']}")
 

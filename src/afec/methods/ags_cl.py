@@ -79,9 +79,9 @@ class AGSCL(Strategy):
         self.freeze, self.cut = (checked_flag(f"AGS-CL: {key}", chosen[key]) for key in ("freeze", "cut"))
 
     def described(self) -> str:
-        """`AGSCL(strength=…, mu=…, …)`."""
+        """`AGSCL(strength=…, mu=…, …)`, with every part."""
         numbers = f"strength={self.strength:g}, mu={self.mu:g}, rho={self.rho:g}, eta={self.eta:g}"
-        return f"AGSCL({numbers}, proximal={self.proximal!r})"
+        return f"AGSCL({numbers}, proximal={self.proximal!r}, freeze={self.freeze}, cut={self.cut})"
 
     def trainings(self, work: Work) -> Iterator[Training]:
         """One training, with the proximal steps and the frozen weights in it; then what is kept of the task."""
@@ -140,21 +140,16 @@ def proximal(parts: list[nn.Parameter], centers: list[Tensor | None], threshold:
 @torch.no_grad()
 def measured(chain: Chain, work: Work) -> dict[str, Tensor]:
     """The mean absolute activation of each node over the task's data (and over a map's pixels), in eval mode."""
-    backbone, total = chain.backbone, dict[str, Tensor]()
-    modes = [(module, module.training) for module in backbone.modules()]
-    backbone.eval()
-    chain.select(work.number)
+    total, count = dict[str, Tensor](), 0
 
     def watch(layer: Layer, active: Tensor) -> None:
         found = active.abs().flatten(2).mean(2).sum(0) if active.dim() > 2 else active.abs().sum(0)
         total[layer.name] = total[layer.name] + found if layer.name in total else found
 
-    count = 0
-    for inputs, _ in work.passes():
-        chain(work.loss.prepared(inputs), watch=watch)
-        count += len(inputs)
-    for module, mode in modes:
-        module.training = mode
+    with chain.evaluating(work.number):
+        for inputs, _ in work.passes():
+            chain(work.loss.prepared(inputs), watch=watch)
+            count += len(inputs)
     return {name: found / count for name, found in total.items()}
 
 

@@ -95,7 +95,8 @@ class ProgressCompress(Strategy):
         chosen = settings(self.name, preset, decay=decay, **given, **measured)
         checked_weight("progress-compress: strength (λ)", strength)
         super().__init__(EWC(strength, decay=chosen["decay"], **{key: chosen[key] for key in measured}))
-        self.strength, self.decay, self.column = float(strength), chosen["decay"], chosen["column"]
+        self.strength, self.decay, self.fisher = float(strength), chosen["decay"], chosen["fisher"]
+        self.column = chosen["column"]
         one_of("progress-compress: column", self.column, ("fresh", "kept"))
         self.adapters = checked_flag("progress-compress: adapters", chosen["adapters"])
         self.temperature, self.adapter_width = (_positive(key, chosen[key]) for key in ("temperature", "adapter_width"))
@@ -105,11 +106,11 @@ class ProgressCompress(Strategy):
                 raise ValueError(f"progress-compress: {key} must be an integer ≥ 1; got {value!r}")
 
     def described(self) -> str:
-        """`ProgressCompress(strength=…, …)`."""
-        how = (
-            f"decay={self.decay!r}, column={self.column!r}, adapters={self.adapters}, temperature={self.temperature:g}"
-        )
-        return f"ProgressCompress(strength={self.strength:g}, {how})"
+        """`ProgressCompress(strength=…, …)`, with every part."""
+        column = f"column={self.column!r}, adapters={self.adapters}, adapter_width={self.adapter_width:g}"
+        epochs = f"progress_epochs={self.epochs[0]}, compress_epochs={self.epochs[1]}"
+        base = f"temperature={self.temperature:g}, decay={self.decay!r}, fisher={self.fisher!r}"
+        return f"ProgressCompress(strength={self.strength:g}, {column}, {epochs}, {base})"
 
     def trainings(self, work: Work) -> Iterator[Training]:
         """Progress, then compress."""

@@ -19,6 +19,7 @@ __all__ = ["FILES", "AlexNet"]
 FILES = (ALEXNET, ALEXNET_CONV)
 """What is looked for in the data directory: torchvision's file, and one of its convolutions alone."""
 HEAD = ("classifier.6.weight", "classifier.6.bias")
+ANOTHER = "give a weight file of AlexNet: `afec data get alexnet` fetches torchvision's"
 SMALLEST = 63  # pixels: below, nothing is left to pool
 
 
@@ -47,6 +48,10 @@ class AlexNet(nn.Module):
             raise ValueError(f"alexnet needs hidden >= 1 and pool >= 1; got hidden={hidden}, pool={pool}")
         if pretrained not in ("none", "conv", "all"):
             raise ValueError(f"alexnet got pretrained={pretrained!r}; there is: none, conv, all")
+        if weights and pretrained == "none":
+            raise ValueError(
+                f"alexnet got weights={weights!r} and pretrained='none'; say which: pretrained='conv' or 'all'"
+            )
         self.out_features = hidden
         self.features = nn.Sequential(
             nn.Conv2d(3, 64, 11, stride=4, padding=2),
@@ -77,19 +82,18 @@ class AlexNet(nn.Module):
         self._pretrained: tuple[Path, str] | None = None
         if pretrained != "none":
             self._pretrained = _file(weights).absolute(), pretrained
-            self.origin = _origin(self, self._pretrained[0], _take(self, *self._pretrained))
-        elif weights:
-            raise ValueError(
-                f"alexnet got weights={weights!r} and pretrained='none'; say which: pretrained='conv' or 'all'"
-            )
+            self.origin = _take(self, *self._pretrained)
 
     def reset_parameters(self) -> None:
-        """Initial weights: those of the file again, the others drawn anew."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                module.reset_parameters()
-        if self._pretrained is not None:
-            _take(self, *self._pretrained)
+        """Begin anew: weights at random, and those of the file in their places where the net is pretrained."""
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                layer.reset_parameters()
+        if self._pretrained is not None and (found := _take(self, *self._pretrained)) != self.origin:
+            raise DataError(
+                f"{self._pretrained[0]} has changed since the net was made: initial weights were {self.origin}, and are now "
+                f"{found}. Put the file back, or start the run anew"
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         """The features of a batch of images."""
@@ -114,8 +118,8 @@ def _file(given: str | os.PathLike[str]) -> Path:
     return found
 
 
-def _take(net: AlexNet, path: Path, which: str) -> set[str]:
-    """Put the weights of a file into the net; which ones."""
+def _take(net: AlexNet, path: Path, which: str) -> str:
+    """Put the weights of a file into the net; what came from where, in words."""
     given = load_weights(path)
     own = net.state_dict()
     wanted = {name for name in own if which == "all" or name.startswith("features.")}
@@ -123,38 +127,29 @@ def _take(net: AlexNet, path: Path, which: str) -> set[str]:
     with torch.no_grad():
         for name in wanted:
             own[name].copy_(given[name])
-    return wanted
-
-
-def _origin(net: AlexNet, path: Path, taken: set[str]) -> str:
-    """What came from where, in words."""
-    there, left = (
-        ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in net.state_dict() if (name in taken) is ours))
+    taken, left = (
+        ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in own if (name in wanted) is ours))
         for ours in (True, False)
     )
     rest = f"; at random: {left} and the heads" if left else "; at random: the heads"
-    return f"from {path.name} (SHA-256 {sha256(path)[:8]}): {there}{rest}"
+    return f"from {path.name} (SHA-256 {sha256(path)[:8]}): {taken}{rest}"
 
 
 def _check(path: Path, given: Mapping[str, Tensor], own: Mapping[str, Tensor], wanted: set[str]) -> None:
     if missing := sorted(wanted - given.keys()):
-        convs = (
-            '; it has the convolutions: use pretrained = "conv"'
-            if all(n.startswith("classifier.") for n in missing)
-            else ""
-        )
-        raise DataError(f"{path} lacks {', '.join(missing)}{convs or '; it is no whole weight file of AlexNet'}")
+        whole = all(name.startswith("classifier.") for name in missing)
+        remedy = f'it has the convolutions: use pretrained = "conv", or {ANOTHER}' if whole else ANOTHER
+        raise DataError(f"{path} lacks {', '.join(missing)}; {remedy}")
     if extra := sorted(given.keys() - own.keys() - set(HEAD)):
         raise DataError(
-            f"{path} has {', '.join(extra[:4])}, which AlexNet has not; it is the weight file of another net"
+            f"{path} has {', '.join(extra[:4])}, which AlexNet has not: it is the weight file of another net; {ANOTHER}"
         )
     for name in sorted(wanted):
         if given[name].shape != own[name].shape:
-            hint = ' (use pretrained = "conv" with another width or pool)' if name.startswith("classifier.") else ""
+            hidden = name.startswith("classifier.")
+            remedy = 'use pretrained = "conv" with another width or pool' if hidden else ANOTHER
             raise DataError(
-                f"{path}: {name} has the shape {tuple(given[name].shape)}, and this net's is {tuple(own[name].shape)}{hint}"
+                f"{path}: {name} has the shape {tuple(given[name].shape)}, and this net's is {tuple(own[name].shape)}; {remedy}"
             )
         if not given[name].is_floating_point() or not given[name].isfinite().all():
-            raise DataError(
-                f"{path}: {name} has values that are no finite numbers; the file is damaged, fetch it again"
-            )
+            raise DataError(f"{path}: {name} has values that are no finite numbers, so the file is damaged; {ANOTHER}")

@@ -9,6 +9,7 @@ layer are the nodes of this one, each as many times as a flattened map has pixel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -122,23 +123,29 @@ class Chain:
     @torch.no_grad()
     def check(self, x: Tensor, task: int = 0) -> None:
         """Raise `NoChainError` where the backbone makes something else of a batch than its layers one after the other."""
-        modes = [(module, module.training) for module in self.backbone.modules()]
-        self.backbone.eval()
-        self.select(task)
-        try:
+        with self.evaluating(task):
             expected = self.backbone(x)
             try:
                 same = torch.allclose(self(x), expected, rtol=1e-3, atol=1e-5)
             except RuntimeError:  # shapes that do not fit
                 same = False
-        finally:
-            for module, mode in modes:
-                module.training = mode
         if not same:
             raise NoChainError(
                 f"{type(self.backbone).__name__} is no chain of layers: its modules one after the other, in the order in which "
                 "they were made, give other features than its forward()"
             )
+
+    @contextmanager
+    def evaluating(self, task: int) -> Iterator[None]:
+        """The backbone in eval mode, with the statistics of this task; the modes of its modules are put back."""
+        modes = [(module, module.training) for module in self.backbone.modules()]
+        self.backbone.eval()
+        self.select(task)
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
 
     def select(self, task: int) -> None:
         """Use the statistics of this task, where batch-norm has some for each."""
@@ -147,7 +154,10 @@ class Chain:
 
 
 def renew(backbone: nn.Module) -> None:
-    """Draw all weights anew, as the constructor did: by its `reset_parameters`, or by that of each layer."""
+    """Initial weights anew, as the constructor made them: by the backbone's own `reset_parameters`, or by that of each layer.
+
+    A pretrained backbone needs one of its own, which takes the pretrained weights again.
+    """
     own = getattr(backbone, "reset_parameters", None)
     for module in [backbone] if callable(own) else list(backbone.modules()):
         reset = getattr(module, "reset_parameters", None)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from afec.lab import RunConfig, RunDirectory, RunError
 from afec.lab.plain import plain_text
+from afec.lab.run import ORIGIN
 from afec.learner import Transferred
 
 __all__ = ["Reading", "Runs", "damaged", "read", "whole"]
@@ -44,6 +45,8 @@ class Reading:
     """What each task took."""
     notes: tuple[str, ...] = ()
     """What happened on the way: a damaged checkpoint, another device."""
+    origin: str = ""
+    """Where the initial weights are from: which layers of a net are pretrained, and by which file."""
     cost: dict[str, float] = field(default_factory=dict)
     """Seconds and memory."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -122,15 +125,19 @@ def whole(runs: Runs) -> list[Reading]:
     return found
 
 
-def _events(run: RunDirectory) -> dict[str, tuple[Any, ...]]:
+def _events(run: RunDirectory) -> dict[str, Any]:
     tasks: dict[int, dict[str, Any]] = {}
-    notes = []
+    notes, origin = [], ""
     for event in run.events(epochs=False):
         if event.get("event") == "task":
             tasks[event["task"]] = event  # of a task that was written twice around a crash, the last
-        elif event.get("event") == "note":
-            notes.append(str(event.get("text", "")))
-    return {"tasks": tuple(tasks[number] for number in sorted(tasks)), "notes": tuple(notes)}
+        elif event.get("event") in ("note", "origin"):
+            text = str(event.get("text", ""))
+            if text.startswith(ORIGIN):  # in older runs a note, though nothing went wrong
+                origin = text
+            else:
+                notes.append(text)
+    return {"tasks": tuple(tasks[number] for number in sorted(tasks)), "notes": tuple(notes), "origin": origin}
 
 
 def _check(reading: Reading) -> None:

@@ -79,6 +79,6 @@ def _check_classes(data: CUB, learn: Tensor) -> None:
             number = int((counts == 0).nonzero()[0])
             total = int((data.labels == number).sum())
             raise DataError(
-                f"cub200: the class {data.names[number]} has too few images: {total}, and none of them for {what}; it needs at "
+                f"the class {data.names[number]} has too few images: {total}, and none of them for {what}; it needs at "
                 "least one to train on and one to test on. Get the dataset anew: `afec data get cub200 --again`"
             )

@@ -182,7 +182,8 @@ def check_large(stream: str, tasks: int | None, classes: int, known: int, size: 
         raise ValueError(f"{stream} got classes={classes!r}; a task has from 2 to all {known} of the classes")
     if known % classes:
         raise ValueError(
-            f"{stream} got classes={classes}, which does not divide its {known} classes into tasks of one size"
+            f"{stream} got classes={classes}, which does not divide its {known} classes into tasks of one size; "
+            f"these do: {', '.join(str(size) for size in range(2, known + 1) if known % size == 0)}"
         )
     if tasks is not None and (not isinstance(tasks, int) or not 1 <= tasks <= known // classes):
         most = known // classes
