@@ -10,11 +10,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from small_study import write_study
 from test_hostile import EVIL, rename
 
 from afec.cli import main
 from afec.lab import find_runs
-from conftest import write_study
 
 pytestmark = pytest.mark.slow
 
