@@ -10,8 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from small_study import write_study
-from test_hostile import EVIL, rename
+from small_study import EVIL, rename, write_study
 
 from afec.cli import main
 from afec.lab import find_runs
