@@ -11,6 +11,7 @@ from afec.files import save_tree
 from afec.lab import RunDirectory, build
 from afec.report import Panel, draw_circles, mean_and_std, paired
 from afec.report.canvas import canvas, save
+from afec.report.paired import number
 from afec.report.picture import draw_study
 from afec.report.table import Line, comparisons, lines, study_table
 from written_runs import after_two, written
@@ -34,6 +35,27 @@ def test_paired_difference_by_hand():
 
 def test_a_clear_difference_is_called_one():
     assert paired([1.0, 1.1, 0.9], [0.0, 0.0, 0.0]).distinguishable
+
+
+def test_what_is_a_tie_but_for_rounding_is_not_won():
+    found = paired(
+        [(0.089054 + 0.093383) / 2, 0.5], [(0.088435 + 0.094001) / 2, 0.4]
+    )  # the same images in all, and more
+    assert found.won == 1
+
+
+def test_pairs_that_all_differ_by_the_same_claim_nothing():
+    found = paired([0.5, 0.6], [0.5003, 0.6003])
+    assert not found.spreads
+    assert not found.distinguishable
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(-0.03, "−0.03"), (0.04, "+0.04"), (-0.0, "+0.0"), (1e-9, "+0.000"), (-0.3, "−0.3"), (0.0, "+0.0")],
+)
+def test_a_difference_that_is_not_zero_does_not_look_it(value, text):
+    assert number(value, sign=True) == text
 
 
 def test_one_pair_claims_nothing():

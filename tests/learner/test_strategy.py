@@ -41,6 +41,13 @@ def test_its_words_are_the_expression_that_makes_it(method):
     assert {key: getattr(again, key) for key in parts} == parts
 
 
+def test_around_a_loop_it_says_where_it_runs():
+    with pytest.raises(
+        TypeError, match="ags-cl is a strategy.*runs in afec.Learner, as AGSCL.*there are the guards: EWC"
+    ):
+        afec.AGSCL(1.0).learning(None, None, None, None)
+
+
 def test_what_does_not_add():
     with pytest.raises(TypeError, match=r"ags-cl \+ progress-compress: both are strategies"):
         afec.AGSCL(1.0) + afec.ProgressCompress(1.0)

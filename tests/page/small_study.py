@@ -17,7 +17,8 @@ def write_study(root, tasks=5, seeds=3, benchmark="digits", **sets):
         for seed in range(seeds):
             matrix = learned(tasks, base, 0.01 * seed, forget)
             theta_e = (0, *[4] * (tasks - 1)) if "afec" in method else (0,) * tasks
-            written(root, method, seed, matrix, (4,) * tasks, theta_e, benchmark, **sets)
+            epochs = (4, *[8] * (tasks - 1)) if "@" in method else (4,) * tasks
+            written(root, method, seed, matrix, epochs, theta_e, benchmark, **sets)
 
 
 def rename(run, **changes):

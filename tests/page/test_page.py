@@ -26,6 +26,7 @@ from afec.report.reproduce import command_for
 from afec.report.sheet import after_tasks, differences, ordered, results
 from afec.report.svg import draw, ticks
 from afec.report.table import lines
+from afec.report.trust import verdicts
 from written_runs import learned, written
 
 
@@ -122,7 +123,7 @@ def test_bootstrap_by_hand():
 
 
 def test_numbers_are_printed_with_a_minus_and_without_a_negative_zero():
-    assert [number(-0.04), number(-26.06), number(-0.04, sign=True)] == ["0.0", "−26.1", "+0.0"]
+    assert [number(-0.04), number(-26.06), number(-0.04, sign=True)] == ["0.0", "−26.1", "−0.04"]
 
 
 def test_differences_are_paired_old_and_new_apart_and_at_equal_compute(study):
@@ -133,7 +134,49 @@ def test_differences_are_paired_old_and_new_apart_and_at_equal_compute(study):
     assert found["ewc (λ=30)", "AAC"][3].text == "+5.0"
     assert found["ewc@equal-compute (λ=30)", "new task"][3].text == "+3.0"
     assert found["ewc@equal-compute (λ=30)", "old tasks"][6].text == "3 of 3"
-    assert found["ewc (λ=30)", "AAC"][7].text == "outside"  # the same in every seed
+    assert found["ewc (λ=30)", "AAC"][7].text == "unknown: all seeds alike"
+
+
+def test_a_difference_that_both_intervals_leave_out_is_outside(tmp_path):
+    for seed, gain in enumerate((0.11, 0.12, 0.13)):
+        written(tmp_path, "ewc", seed, learned(2, 0.5), benchmark="digits")
+        written(tmp_path, "ewc+afec", seed, learned(2, 0.5, gain), benchmark="digits")
+    row = differences(ordered(lines([(one.config, one) for one in find_runs(tmp_path)]))).rows[0]
+    assert (row[3].text, row[6].text, row[7].text) == ("+12.0", "3 of 3", "outside")
+
+
+def said(root):
+    """What the page answers to `can I trust it`."""
+    readings = [read(one.config, one) for one in find_runs(root)]
+    rows = ordered(lines([(one.config, one.run) for one in readings]))
+    return {one.text: one.good for one in verdicts(rows, readings)}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "text", "good"),
+    [
+        (8, "Every row with AFEC has its counterpart at equal compute.", True),
+        (
+            4,
+            "ewc@equal-compute (λ=30) is called so and cost less: 0.67 of the samples of ewc+afec (λ=30, λ_e=0.1).",
+            False,
+        ),
+    ],
+)
+def test_equal_compute_is_measured_and_not_believed(epochs, text, good, tmp_path):
+    written(tmp_path, "ewc", 0, learned(2, 0.5), benchmark="digits")
+    written(tmp_path, "ewc@equal-compute", 0, learned(2, 0.55), (4, epochs), benchmark="digits")  # 4 + 8 or 4 + 4
+    written(tmp_path, "ewc+afec", 0, learned(2, 0.6), theta_e=(0, 4), benchmark="digits")  # 4 + 4 + 4
+    assert said(tmp_path)[text] is good
+
+
+def test_rows_that_are_all_alike_are_a_doubt(tmp_path):
+    text = "All rows have the same averaged accuracy: too little was learned here to tell methods apart."
+    for method in ("finetune", "ewc"):
+        written(tmp_path, method, 0, learned(2, 0.5), benchmark="digits")
+    assert said(tmp_path)[text] is False
+    written(tmp_path, "mas", 0, learned(2, 0.51), benchmark="digits")
+    assert text not in said(tmp_path)
 
 
 def test_a_difference_that_one_interval_covers_is_not_outside(tmp_path):

@@ -36,8 +36,8 @@ class Learned:
     epochs_theta_e: int
     """Of the expansion: AFEC's additional compute. Zero where AFEC has an `expand=` of its own: nobody can count it."""
     samples: int
-    """How many samples went forward with gradients, in training, for θ_e and in Fisher and importance passes: the cost. (The
-    `exact` Fisher takes a backward pass for each output; that is not in it.)"""
+    """How many samples were learned from or measured on, in training, for θ_e and in Fisher and importance passes: the cost.
+    (The `exact` Fisher takes a backward pass for each output; that is not in it.)"""
     seconds: dict[str, float]
     """Wall time of `train` (or `progress`, `compress`), `expand` (θ_e) and `fisher` (importance passes on entry and exit)."""
     cpu_seconds: dict[str, float]

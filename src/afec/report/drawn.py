@@ -94,4 +94,5 @@ def _heat(ax: Any, chart: Heat) -> None:
                 colour = "black" if value >= 55 else "white"
                 ax.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7, color=colour)
     ax.set(xlabel="task", ylabel="tasks learned")
+    ax.set_yticks(range(chart.values.shape[0]), [str(k) for k in range(chart.values.shape[0])], fontsize=6)
     ax.set_xticks(range(chart.values.shape[1]), [str(k + 1) for k in range(chart.values.shape[1])], fontsize=6)

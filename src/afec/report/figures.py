@@ -44,7 +44,7 @@ CAPTIONS = {
     ),
     "trade-off": "After the last task; further to the upper right is better. ",
     "cost": (
-        "Compute: samples that went forward with gradients, θ_e and Fisher included. A training that no guard touches "
+        "Compute: samples learned from or measured on, θ_e, Fisher and importance included. A training that no guard touches "
         "(the first task, θ_e) is done once and shared between runs, so time can be less than compute says. Memory: "
         "the peak of the process."
     ),

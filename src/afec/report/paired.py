@@ -16,11 +16,14 @@ from scipy.stats import t as student  # type: ignore[import-untyped]
 __all__ = ["Paired", "bootstrap_interval", "mean_and_std", "number", "paired"]
 
 EXACT = 50_000
+TIE = 2e-6  # accuracies are kept with six digits
 DRAWS = 20_000
 
 
 def number(value: float, digits: int = 1, *, sign: bool = False) -> str:
-    """As it is printed: with a minus that is one, and no −0.0."""
+    """As it is printed: with a minus that is one, and no −0.0. What is not zero does not look it, down to a thousandth."""
+    while sign and digits < 3 and value and abs(value) < 0.5 * 10**-digits:
+        digits += 1
     return f"{value:{'+' if sign else ''}z.{digits}f}".replace("-", "−")
 
 
@@ -41,13 +44,18 @@ class Paired:
     half_width: float
     """Half of the 95 % confidence interval, by Student's t with n − 1 degrees of freedom."""
     won: int
-    """The pairs whose difference is above zero."""
+    """The pairs whose difference is above zero, by more than accuracies are rounded."""
     pairs: int
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the interval leaves zero out."""
-        return abs(self.mean) > self.half_width
+        """Whether the interval leaves zero out. Pairs that all differ by the same have none: that is rounding, or too few."""
+        return self.spreads and abs(self.mean) > self.half_width
+
+    @property
+    def spreads(self) -> bool:
+        """Whether the pairs differ from each other."""
+        return self.error > TIE
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
@@ -57,7 +65,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
     n = len(differences)
     error = std / math.sqrt(n)
     half_width = float(student.ppf(0.975, n - 1)) * error if n > 1 else math.nan
-    return Paired(mean, error, half_width, sum(d > 0 for d in differences), n)
+    return Paired(mean, error, half_width, sum(d > TIE for d in differences), n)
 
 
 def bootstrap_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

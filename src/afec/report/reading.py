@@ -7,7 +7,9 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ __all__ = ["Reading", "Runs", "damaged", "read", "whole"]
 
 Runs = Sequence[tuple[RunConfig, RunDirectory]]
 STATES = ("finished", "unfinished", "failed", "damaged")
+SIGNS = ("config.toml", "events.jsonl", "checkpoint.safetensors")
 _SMALL = 2**20
 
 
@@ -67,6 +70,17 @@ class Reading:
         if self.matrix is None:
             return 0
         return int((~np.isnan(self.matrix[1:]).all(axis=1)).sum())
+
+    @property
+    def last_sign(self) -> str:
+        """When the run last wrote something, in words."""
+        times = []
+        for name in SIGNS:
+            with suppress(OSError):
+                times.append((self.run.path / name).lstat().st_mtime)
+        if not times:
+            return "no sign of life"
+        return f"last sign of life {datetime.fromtimestamp(max(times), UTC):%Y-%m-%d %H:%M} UTC"
 
     def accuracy(self, split: str) -> NDArray[np.float64]:
         """The matrix of one split."""

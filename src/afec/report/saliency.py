@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from afec.learner import Machine
 from afec.learner.tasks import HeadLoss
 from afec.nets import MultiHead
-from afec.streams import Stream
+from afec.streams import Stream, Task
 
 __all__ = ["Look", "Scene", "captum_is_there", "last_convolution", "look", "scene"]
 
@@ -60,7 +60,7 @@ def last_convolution(backbone: nn.Module) -> nn.Module | None:
 def scene(stream: Stream, row: int) -> Scene:
     """A test image of the last task, by its row: the first ones, so nobody has chosen them."""
     task = stream.tasks[-1]
-    return Scene(_pixels(task.test.inputs[row]), int(task.test.targets[row]))
+    return Scene(_pixels(_seen(task, [row])[0]), int(task.test.targets[row]))
 
 
 def look(net: MultiHead, stream: Stream, rows: Sequence[int], machine: Machine) -> list[Look]:
@@ -85,12 +85,20 @@ def look(net: MultiHead, stream: Stream, rows: Sequence[int], machine: Machine) 
         net.train(mode)
     return [
         Look(_blend(_pixels(image), one), int(guess), int(guess) == int(true))
-        for image, one, guess, true in zip(kept, heat, predicted, task.test.targets[list(rows)], strict=True)
+        for image, one, guess, true in zip(
+            _seen(task, rows), heat, predicted, task.test.targets[list(rows)], strict=True
+        )
     ]
 
 
+def _seen(task: Task, rows: Sequence[int]) -> Tensor:
+    """Test images as they are kept; of those that lie in a file, and are known by their numbers, what a net is given."""
+    kept = task.test.inputs[list(rows)]
+    return task.prepare(kept) if kept.dim() == 1 and task.prepare is not None else kept
+
+
 def _pixels(image: Tensor) -> Image:
-    """The image as it is kept, 96 pixels wide."""
+    """The image, 96 pixels wide."""
     values = image.float() if image.dim() == 3 else image.float()[None]
     if image.dtype != torch.uint8:
         low, high = values.min(), values.max()

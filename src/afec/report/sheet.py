@@ -189,6 +189,8 @@ def _difference(one: Compared) -> tuple[Cell, ...]:
 def _where_zero_is(one: Compared) -> str:
     if one.difference.pairs == 1:
         return "unknown"
+    if not one.difference.spreads:
+        return "unknown: all seeds alike"
     low, high = one.bootstrap
     inside = [
         name

@@ -49,7 +49,7 @@ COLUMNS = {
 LEGEND = (
     "AAC: mean accuracy of all tasks at the end; old tasks, new task: its two parts; each new task: just after learning it;\n"
     "BWT: what old tasks gained or lost since; transfer: other tasks, by heads alone on the final features;\n"
-    "compute: samples with gradients, θ_e and Fisher included, relative to finetune"
+    "compute: samples learned from or measured on (θ_e, Fisher and importance included), relative to finetune"
 )
 
 
@@ -62,7 +62,7 @@ class Line:
     """By seed."""
     epochs: dict[int, int] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
-    """How many samples went forward with gradients: the cost."""
+    """How many samples were learned from or measured on: the cost."""
     readings: dict[int, Reading] = field(default_factory=dict)
     mark: str = ""
     """What tells it from other rows of the same name, where there are any."""

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from afec.lab import REFERENCES
 from afec.lab.spec import FULL
+from afec.report.paired import TIE
 from afec.report.reading import Reading
 from afec.report.table import Line
 
 __all__ = ["Verdict", "missing_runs", "verdicts"]
 
 ENOUGH = 5
+ALIKE = 0.9  # of the compute of a row with AFEC, its counterpart has at least so much
 SAME = {"afec": "afec", "commit": "commit", "torch": "torch", "processor": "processor", "threads": "threads"}
 
 
@@ -28,6 +30,7 @@ class Verdict:
 def verdicts(rows: Sequence[Line], readings: Sequence[Reading]) -> list[Verdict]:
     """The answers for one study; `readings` are all its runs, whatever became of them."""
     found = [_whole(rows, readings), _seeds(rows), _equal_compute(rows), _scale(rows[0]), _same_place(readings)]
+    found += _alike(rows)
     strengths = Counter((row.config.label, repr(row.config.training)) for row in rows if row.config.settings)
     if any(number > 1 for number in strengths.values()):
         text = (
@@ -76,11 +79,37 @@ def _equal_compute(rows: Sequence[Line]) -> Verdict:
     if not bases:
         return Verdict(True, "No row has AFEC, so there is none whose extra compute needs a counterpart.")
     if bases <= have:
+        if cheap := _cheaper(rows):
+            return Verdict(
+                False, f"{cheap[0]} is called so and cost less: {cheap[1]:.2f} of the samples of {cheap[2]}."
+            )
         return Verdict(True, "Every row with AFEC has its counterpart at equal compute.")
     lacking = ", ".join(f"{base}@equal-compute" for base in sorted(bases - have))
     return Verdict(
         False, f"AFEC trains two nets; without {lacking} its gain cannot be told from that of more training."
     )
+
+
+def _cheaper(rows: Sequence[Line]) -> tuple[str, float, str] | None:
+    """A row at equal compute that had clearly less of it than the row with AFEC: its name, its part, and the other's."""
+    costs = [(row, sum(row.samples.values()) / len(row.samples)) for row in rows if row.samples]
+    for ours, cost in costs:
+        terms = ours.config.method.split("+")
+        base = "+".join(term for term in terms if term != "afec")
+        for theirs, less in costs:
+            counterpart = theirs.config.method == base and theirs.config.variant == "equal-compute"
+            if "afec" in terms and counterpart and less < ALIKE * cost:
+                return theirs.label, less / cost, ours.label
+    return None
+
+
+def _alike(rows: Sequence[Line]) -> list[Verdict]:
+    means = [sum(values) / len(values) for row in rows if (values := row.values("aac"))]
+    if len(means) < 2 or max(means) - min(means) > TIE:
+        return []
+    return [
+        Verdict(False, "All rows have the same averaged accuracy: too little was learned here to tell methods apart.")
+    ]
 
 
 def _scale(row: Line) -> Verdict:

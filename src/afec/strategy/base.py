@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 from torch import Tensor, nn
 
@@ -62,6 +62,13 @@ class Strategy(ABC):
         """Raise for a net that this cannot be done with; asked before anything is learned."""
         if self.needs_chain:
             Chain(net.backbone)
+
+    def learning(self, *_: object, **__: object) -> NoReturn:
+        """Strategies have trainings of their own, so there is no loop of anybody's that they could stand around."""
+        raise TypeError(
+            f"{self.method} is a strategy, with trainings of its own: it runs in afec.Learner, as {type(self).__name__}(…), "
+            "not around a loop. For your own loop there are the guards: EWC, MAS, SI, RWALK, AFEC"
+        )
 
     def outputs(self, net: nn.Module, loss: TaskLoss, batch: Any) -> Tensor:
         """The prediction, in evaluation: by default what the task's head of the net says."""
