@@ -198,8 +198,9 @@ def test_the_page_says_which_layers_are_pretrained_and_calls_it_no_fault(kind, r
     (found,) = find_runs(tmp_path / "runs")
     file = found.path / "events.jsonl"
     file.write_text(file.read_text().replace('"origin"', f'"{kind}"'))
-    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--data", str(root)]) == 0
     page = (tmp_path / "page.html").read_text()
+    assert page.count('src="data:image/jpeg') == 4  # two birds, as they are and with what finetune looks at
     assert "initial weights from alexnet_conv_imagenet_fp16.pth (SHA-256 " in page
     assert "at random: classifier.1, classifier.4 and the heads" in page
     assert "64 pixels, alexnet (hidden 4, pool 1, pretrained conv)" in page
