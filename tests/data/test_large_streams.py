@@ -65,6 +65,12 @@ def test_ten_tasks_of_twenty_birds(birds):
                 assert places[bird - 1] == 20 * number + label
 
 
+def test_birds_are_called_by_their_names(birds):
+    task = cub200(seed=0, size=16, root=birds).tasks[3]
+    classes = [number for number, _ in seen(task, task.test.inputs)]
+    assert [task.class_name(int(k)) for k in task.test.targets] == [f"Bird {number}" for number in classes]
+
+
 def test_the_released_code_trains_on_the_first_four_fifths_of_a_class(birds, tmp_path):
     task = cub200(seed=1, size=16, root=birds).tasks[3]
     assert {k for _, k in seen(task, task.train.inputs)} == {0, 1, 2, 3}

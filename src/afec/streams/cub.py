@@ -55,7 +55,8 @@ def cub200(
     learn = data.for_training if split == "paper" else _four_fifths(data)
     _check_classes(data, learn)
     pixels = open_images("cub200", data.files, data.base, stored_short(size), root)
-    make = Photographs(pixels, data.labels, learn, size, COLOURS, seed, images)
+    names = tuple(name.partition(".")[2].replace("_", " ") for name in data.names)  # 012.Yellow_headed_Blackbird
+    make = Photographs(pixels, data.labels, learn, size, COLOURS, seed, images, names)
     found = [
         make(f"birds {number + 1}", block) for number, block in enumerate(blocks_of(CLASSES, classes, seed)[:tasks])
     ]

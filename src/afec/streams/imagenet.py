@@ -69,7 +69,7 @@ def imagenet100(
     labels = torch.tensor([names.index(name) for name in data.names])[data.labels]
     key = hashlib.blake2b("\n".join([str(path.absolute()), *sorted(names)]).encode(), digest_size=4).hexdigest()
     pixels = open_images(f"{path.name}-{key}", data.files, data.base, stored_short(size), root)
-    make = Photographs(pixels, labels, data.for_training, size, COLOURS, seed, images)
+    make = Photographs(pixels, labels, data.for_training, size, COLOURS, seed, images, tuple(names))
     blocks = blocks_of(len(names), classes, seed if order == "seed" else None)[:tasks]
     found = [make(f"things {number + 1}", block) for number, block in enumerate(blocks)]
     return Stream("imagenet100", tuple(found), scenario="task")

@@ -137,6 +137,8 @@ class Photographs:
     seed: int
     most: int | None
     """At most so many images of a task to train on; test images shrink in the same proportion."""
+    names: tuple[str, ...] = ()
+    """Of the classes."""
 
     def __call__(self, name: str, classes: Sequence[int]) -> Task:
         """The task of these classes, which are numbered from 0 in the order given; no validation images."""
@@ -159,6 +161,7 @@ class Photographs:
             prepare=CentreCrop(self.images, self.size, self.colours),
             augment=RandomResizedCrop(self.images, self.size),
             chunk=CHUNK,
+            class_names=tuple(self.names[k] for k in classes) if self.names else (),
         )
 
 
