@@ -13,7 +13,7 @@ from afec.report.compared import Compared, compare
 from afec.report.paired import mean_and_std, number
 from afec.report.paper import Published, published, published_after, published_transfer
 from afec.report.reading import mean
-from afec.report.table import COLUMNS, Line
+from afec.report.table import COLUMNS, Line, top
 
 __all__ = ["Cell", "Sheet", "after_tasks", "differences", "ordered", "results"]
 
@@ -131,7 +131,7 @@ def after_tasks(rows: Sequence[Line]) -> Sheet | None:
     body = []
     values = {k: [_after(row, k) for row in rows] for k in steps}
     competes = [row.config.method not in REFERENCES for row in rows]
-    tops = {k: _top([mean(v) if c else math.nan for c, v in zip(competes, values[k], strict=True)]) for k in steps}
+    tops = {k: top([mean(v) if c else math.nan for c, v in zip(competes, values[k], strict=True)]) for k in steps}
     for place, row in enumerate(rows):
         line = [Cell(row.label)]
         for k in steps:
@@ -242,13 +242,5 @@ def _after(row: Line, k: int) -> list[float]:
 
 def _best(rows: Sequence[Line], metric: str) -> Line | None:
     sign = -1 if metric in LOWER_IS_BETTER else 1
-    place = _top([math.nan if row.config.method in REFERENCES else sign * mean(row.values(metric)) for row in rows])
+    place = top([math.nan if row.config.method in REFERENCES else sign * mean(row.values(metric)) for row in rows])
     return None if place is None else rows[place]
-
-
-def _top(means: Sequence[float]) -> int | None:
-    """Where the highest mean is; None where nothing competes, or several share it."""
-    known = [(value, place) for place, value in enumerate(means) if not math.isnan(value)]
-    top = max(known, default=(math.nan, 0))
-    alone = sum(value == top[0] for value, _ in known) == 1
-    return top[1] if len(known) > 1 and alone else None

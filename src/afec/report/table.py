@@ -33,6 +33,7 @@ __all__ = [
     "readable",
     "show_tables",
     "study_table",
+    "top",
 ]
 
 COLUMNS = {
@@ -271,9 +272,16 @@ def _in_words(ours: str, theirs: str, difference: Paired, metric: str) -> str:
 
 def _best(rows: Sequence[Line], metric: str) -> Line | None:
     """The row with the highest mean; bounds and references do not compete."""
-    means = [(row, mean(row.values(metric))) for row in rows if row.config.method not in REFERENCES]
-    known = [(row, mean) for row, mean in means if not math.isnan(mean)]
-    return max(known, key=lambda pair: pair[1])[0] if len(known) > 1 else None
+    place = top([math.nan if row.config.method in REFERENCES else mean(row.values(metric)) for row in rows])
+    return None if place is None else rows[place]
+
+
+def top(means: Sequence[float]) -> int | None:
+    """Where the highest mean is; None where nothing competes, or several share it."""
+    known = [(value, place) for place, value in enumerate(means) if not math.isnan(value)]
+    highest = max(known, default=(math.nan, 0))
+    alone = sum(value == highest[0] for value, _ in known) == 1
+    return highest[1] if len(known) > 1 and alone else None
 
 
 def _cell(values: Sequence[float], *, bold: bool) -> str:
