@@ -240,6 +240,15 @@ TORCHVISION = {
 }
 
 
+def test_alexnet_has_the_names_and_shapes_of_torchvision():
+    with torch.device("meta"):
+        shapes = {name: tuple(weight.shape) for name, weight in AlexNet().named_parameters()}
+    layers = {name: shape for name, shape in TORCHVISION.items() if name != "classifier.6"}  # the head
+    expected = {f"{name}.weight": shape for name, shape in layers.items()}
+    expected |= {f"{name}.bias": shape[:1] for name, shape in layers.items()}
+    assert shapes == expected
+
+
 @pytest.mark.slow
 def test_torchvisions_whole_file_loads_whole_at_224_pixels(tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)

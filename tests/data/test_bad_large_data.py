@@ -6,14 +6,13 @@ Every time: an exit code, a message with the file and what to do, no traceback, 
 from __future__ import annotations
 
 import errno
-import io
 import os
 import pickle
 import shutil
 
-import numpy as np
 import pytest
 import torch
+from bad_images import deep, truncated
 from official_layouts import write_cub, write_image_folder
 from PIL import Image
 
@@ -57,16 +56,6 @@ def user(root, capsys):
 def run(benchmark, root, *sets):
     words = ["run", benchmark, "--method", "ewc", "--scale", "smoke", "--seeds", "1", "--workers", "1"]
     return [*words, "--runs", str(root / "runs"), *(["--set", *sets] if sets else [])]
-
-
-def truncated(file):
-    out = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)).save(out, "JPEG")
-    file.write_bytes(out.getvalue()[:-600])
-
-
-def deep(file):
-    Image.fromarray(np.full((80, 80), 40_000, np.uint16)).save(file)
 
 
 @pytest.mark.parametrize(

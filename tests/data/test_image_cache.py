@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bad_images import deep, truncated
 from PIL import Image
 
 from afec.data import DataError
@@ -200,16 +201,6 @@ def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
     exif[0x0112] = 6  # by 90° clockwise
     Image.fromarray(pixels).save(tmp_path / "photos" / "0.png", exif=exif)
     assert np.array_equal(opened(tmp_path / "photos")[0].numpy(), np.rot90(pixels, -1))
-
-
-def truncated(path):
-    out = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(out, "JPEG")
-    path.write_bytes(out.getvalue()[:-400])
-
-
-def deep(path):
-    Image.fromarray(np.full((9, 9), 40_000, np.uint16)).save(path)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from afec.report.paired import Paired, bootstrap_interval, paired
 if TYPE_CHECKING:
     from afec.report.table import Line
 
-__all__ = ["Compared", "compare"]
+__all__ = ["Compared", "compare", "without_afec"]
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,20 @@ class Compared:
         return self.difference.distinguishable and (low > 0 or high < 0)
 
 
+def without_afec(method: str) -> str:
+    """What a method with AFEC is without it; empty where it has none, or is nothing else."""
+    terms = method.split("+")
+    return "+".join(term for term in terms if term != "afec") if "afec" in terms else ""
+
+
 def compare(rows: Sequence[Line], metric: str = "aac") -> list[Compared]:
     """All pairs of these rows that have this metric."""
     found = []
     rows = [row for row in rows if row.metrics and not any(map(math.isnan, row.values(metric)))]
     for ours in rows:
-        terms = ours.config.method.split("+")
-        if "afec" not in terms or len(terms) == 1:
+        base = without_afec(ours.config.method)
+        if not base:
             continue
-        base = "+".join(term for term in terms if term != "afec")
         own = {term: settings for term, settings in ours.config.settings.items() if term != "afec"}
         others = [
             row

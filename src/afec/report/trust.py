@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from afec.lab import REFERENCES
 from afec.lab.spec import FULL
+from afec.report.compared import without_afec
 from afec.report.paired import TIE
 from afec.report.reading import Reading
 from afec.report.table import Line
@@ -73,8 +74,7 @@ def _seeds(rows: Sequence[Line]) -> Verdict:
 
 
 def _equal_compute(rows: Sequence[Line]) -> Verdict:
-    methods = {row.config.method for row in rows}
-    bases = {"+".join(t for t in m.split("+") if t != "afec") for m in methods if "afec" in m.split("+")} - {""}
+    bases = {without_afec(row.config.method) for row in rows} - {""}
     have = {row.config.method for row in rows if row.config.variant == "equal-compute" and row.metrics}
     if not bases:
         return Verdict(True, "No row has AFEC, so there is none whose extra compute needs a counterpart.")
@@ -94,11 +94,10 @@ def _cheaper(rows: Sequence[Line]) -> tuple[str, float, str] | None:
     """A row at equal compute that had clearly less of it than the row with AFEC: its name, its part, and the other's."""
     costs = [(row, sum(row.samples.values()) / len(row.samples)) for row in rows if row.samples]
     for ours, cost in costs:
-        terms = ours.config.method.split("+")
-        base = "+".join(term for term in terms if term != "afec")
+        base = without_afec(ours.config.method)
         for theirs, less in costs:
             counterpart = theirs.config.method == base and theirs.config.variant == "equal-compute"
-            if "afec" in terms and counterpart and less < ALIKE * cost:
+            if counterpart and less < ALIKE * cost:
                 return theirs.label, less / cost, ours.label
     return None
 
