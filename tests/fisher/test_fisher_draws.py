@@ -38,8 +38,8 @@ def test_sample_has_exact_as_its_mean(likelihood: str) -> None:
         assert error < 5 * 2 / math.sqrt(draws), name
 
 
-def test_sample_sums_over_positions() -> None:
-    """Positions are independent given the input, so their Fishers add: E(Σ_t g_t)² = Σ_t E g_t²."""
+def test_sample_is_of_the_mean_over_positions() -> None:
+    """Labels of positions are independent given the input, so their Fishers add: E(1/T Σ_t g_t)² = 1/T² Σ_t E g_t²."""
     torch.manual_seed(0)
     model = nn.Conv1d(2, 3, 1).double()  # logits of 3 classes at each of 4 positions
     x = torch.randn(1, 2, 4, dtype=DOUBLE)
@@ -55,7 +55,7 @@ def test_sample_sums_over_positions() -> None:
     problem = Problem(model, loss, predict, "categorical")
     batch = (x.repeat(3000, 1, 1), torch.zeros(3000, 4, dtype=torch.long))
     sampled = estimate(problem, dict(model.named_parameters()), [batch], kind="sample", chunk=512).mean()
-    expected = exact.squares["weight"]
+    expected = exact.squares["weight"] / 4**2
     assert ((sampled["weight"][:, :, 0] - expected).abs().max() / expected.max()) < 0.15
     assert choose_kind(problem, batch) == "sample"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from afec.fisher.batches import Samples
-from afec.fisher.objectives import scalar_loss
+from afec.fisher.positions import counts, scalar_loss, that_count
 from afec.fisher.problem import KINDS, Kind, Power, Problem
 
 __all__ = ["check_finite", "check_mean", "check_request"]
@@ -62,18 +62,26 @@ def check_request(
 
 
 def check_mean(problem: Problem, samples: Samples) -> Tensor:
-    """The loss of each sample alone; raise where the loss of all of them is not the mean."""
+    """The loss of each sample alone; raise where the loss of all of them is not the mean.
+
+    Samples may weigh as much as they have positions that count: so it is where the loss is the mean over all tokens.
+    """
+    samples = that_count(problem, samples)
     together = scalar_loss(problem, samples.batch).detach()
     alone = torch.stack([scalar_loss(problem, sample.batch).detach() for sample in samples.chunks(1)])
     mean = alone.mean()
     # Losses that are all but zero differ by rounding alone, and halves round a lot sooner.
     noise = 16 * torch.finfo(together.dtype).eps
-    if not torch.allclose(together, mean, rtol=max(1e-3, noise), atol=noise, equal_nan=True):
+    means = [mean]
+    if (number := counts(problem, samples)) is not None:
+        means.append((alone * number).sum() / number.sum())
+    if not any(torch.allclose(together, m, rtol=max(1e-3, noise), atol=noise, equal_nan=True) for m in means):
         raise ValueError(
             f"this loss is not the mean of its samples' losses: on {samples.size} samples together it is "
             f"{together:.6g}, and the mean of their single losses is {mean:.6g} (so it is with PPO, token means, "
             f'class weights, sums, and layers that mix samples). Use fisher="batched", or give split= '
-            f'(batch -> its samples as batches of one), or reduction="mean" where the loss is a sum.'
+            f'(batch -> its samples as batches of one), or reduction="mean" where the loss is a sum, or mask= '
+            f"(batch -> which positions count) where it is the mean over all tokens but padding."
         )
     return alone
 

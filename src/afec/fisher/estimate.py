@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 from afec.fisher import loop
 from afec.fisher.batches import Samples, size_of
 from afec.fisher.checks import check_finite, check_request
-from afec.fisher.objectives import Objective, scalar_loss
+from afec.fisher.objectives import Objective
 from afec.fisher.plan import Plan, make_plan, zeros
+from afec.fisher.positions import alike, output_of, scalar_loss, settled, that_count
 from afec.fisher.problem import FisherSum, Kind, Power, Problem
 from afec.fisher.untouched import untouched
 
-__all__ = ["EXACT_UP_TO", "choose_kind", "estimate"]
+__all__ = ["EXACT_UP_TO", "choose_kind", "estimate", "taken_apart"]
 
 EXACT_UP_TO = 10
 """Outputs per sample up to which `choose_kind` says `exact`, at the cost of a backward pass for each of them."""
@@ -106,13 +108,17 @@ def _per_sample(
 ) -> FisherSum:
     plan: Plan | None = None
     count = 0
-    for whole in chain.from_iterable(_taken_apart(objective.problem, batch) for batch in batches):
-        if whole.size == 0:
+    for whole in chain.from_iterable(taken_apart(objective.problem, batch) for batch in batches):
+        if whole.size == 0 or (whole := that_count(objective.problem, whole)).size == 0:
             continue
         if plan is None:
+            if objective.kind != "empirical":
+                objective = replace(objective, problem=settled(objective.problem, whole))
+                whole = that_count(objective.problem, whole)  # it may know of a mask only now
             plan = make_plan(objective, weights, whole)
         example = objective.example(whole)
-        for samples in whole.chunks(chunk):
+        groups = alike(objective.problem, whole) if objective.kind == "empirical" else [whole]
+        for samples in chain.from_iterable(group.chunks(chunk) for group in groups):
             plan.accumulate(objective.draw(samples, example, generator), squares)
         count += whole.size
     if plan is None:
@@ -121,7 +127,8 @@ def _per_sample(
     return FisherSum(squares, float(count), plan.routes)
 
 
-def _taken_apart(problem: Problem, batch: Any) -> Iterator[Samples]:
+def taken_apart(problem: Problem, batch: Any) -> Iterator[Samples]:
+    """The samples of a batch: all at once, or one by one where only `split` can take it apart."""
     if problem.split is None:
         yield Samples.all_of(batch)
     else:
@@ -136,7 +143,6 @@ def choose_kind(problem: Problem, batch: Any) -> Kind:
     if problem.predict is None or problem.likelihood is None:
         return "empirical"
     with untouched(problem.model, (), train=False, seed=0):
-        samples = next(_taken_apart(problem, batch)).take(0, 1)
-        shape = Objective(problem, "sample").output(samples.batch, samples.size).shape
-    per_position = problem.likelihood == "categorical" and len(shape) > 2
-    return "sample" if per_position or shape[1:].numel() > EXACT_UP_TO else "exact"
+        samples = next(taken_apart(problem, batch)).take(0, 1)
+        shape = output_of(problem, samples.batch, samples.size).shape
+    return "sample" if shape[1:].numel() > EXACT_UP_TO else "exact"

@@ -15,22 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from afec.fisher.batches import Samples
+from afec.fisher.positions import laid_out, output_of, scalar_loss
 from afec.fisher.problem import Kind, Power, Problem
 
-__all__ = ["Objective", "categorical_factor", "scalar_loss"]
-
-
-def scalar_loss(problem: Problem, batch: Any) -> Tensor:
-    """`problem.loss` on a batch, or an error where it is no scalar."""
-    loss = problem.loss(problem.model, batch)
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"the loss must be a scalar tensor. Got {type(loss).__name__}: return the tensor.")
-    if loss.dim() != 0:
-        raise ValueError(
-            f"the loss must be a scalar tensor, the mean over the batch. Got shape {tuple(loss.shape)}: "
-            f'use reduction="mean", or end the loss function with .mean().'
-        )
-    return loss
+__all__ = ["Objective", "categorical_factor"]
 
 
 @dataclass(frozen=True)
@@ -49,43 +37,32 @@ class Objective:
         """The same, for a batch of `size` samples and its noise."""
         if self.kind == "empirical":
             return (scalar_loss(self.problem, batch) * size).reshape(1)
-        output = self.output(batch, size)
-        gaussian = self.problem.likelihood == "gaussian"
+        problem, output = self.problem, self.output(batch, size)
+        places, share = laid_out(problem, output, batch)
+        if problem.mean_squares:  # the mean of squares, where −log p has half their sum
+            share = share * (2 / places.shape[2])
+        gaussian = problem.likelihood == "gaussian"
         if self.kind == "exact":
             if gaussian:
-                return output.reshape(size, -1).sum(0)
-            return torch.einsum("bjk,bk->j", categorical_factor(output.detach()), output)
+                return (share[:, :, None] * places).reshape(size, -1).sum(0)
+            # Labels at different positions are independent given the input, so their scores do not mix.
+            factors = [
+                share[:, t, None, None] * categorical_factor(places[:, t].detach()) for t in range(places.shape[1])
+            ]
+            parts = [torch.einsum("bjk,bk->j", factor, places[:, t].to(factor)) for t, factor in enumerate(factors)]
+            return torch.cat(parts)
         assert noise is not None, "`sample` draws noise for every sample"
+        noise = laid_out(replace(problem, mask=None), noise, batch)[0]
         if gaussian:
-            return (noise * output).sum().reshape(1)
+            return (share[:, :, None] * noise * places).sum().reshape(1)
         # Gumbel's trick: the argmax is a draw from the softmax.
-        drawn = (output.detach() + noise).argmax(dim=1, keepdim=True)
-        return F.log_softmax(output, dim=1).gather(1, drawn).sum().reshape(1)
+        drawn = (places.detach() + noise).argmax(dim=2, keepdim=True)
+        log_p = F.log_softmax(places, dim=2).gather(2, drawn).squeeze(2)
+        return (share * log_p).sum().reshape(1)
 
     def output(self, batch: Any, size: int) -> Tensor:
-        """`problem.predict` on a batch of `size` samples, or an error where it cannot be what it should."""
-        assert self.problem.predict is not None, "check_request() has seen to it"
-        output = self.problem.predict(self.problem.model, batch)
-        if not isinstance(output, Tensor):
-            raise TypeError(f"predict(model, batch) must return a tensor. Got {type(output).__name__}.")
-        shape = tuple(output.shape)
-        if output.dim() == 0 or shape[0] != size:
-            raise ValueError(
-                f"predict(model, batch) must return one output per sample along dimension 0. "
-                f"Got shape {shape} for {size} samples."
-            )
-        if self.problem.likelihood == "categorical":
-            if output.dim() < 2:
-                raise ValueError(
-                    f'likelihood="categorical" needs logits of shape (batch, classes, ...). Got shape '
-                    f'{shape}: return logits, or give likelihood="gaussian".'
-                )
-            if self.kind == "exact" and output.dim() > 2:
-                raise ValueError(
-                    f'the "exact" Fisher of categorical outputs needs logits of shape (batch, classes). Got '
-                    f'shape {shape}: use fisher="sample", which draws a label for every position.'
-                )
-        return output
+        """The output for a batch of `size` samples, checked."""
+        return output_of(self.problem, batch, size)
 
     def example(self, samples: Samples) -> Tensor | None:
         """One sample's output, where the kind draws noise of that shape."""
@@ -115,7 +92,8 @@ class Objective:
         """
         if self.kind == "empirical":
             return self  # a loss is all there is
-        return Objective(replace(self.problem, likelihood="gaussian"), "sample")
+        plain = replace(self.problem, likelihood="gaussian", mean_squares=False, mask=None)
+        return Objective(plain, "sample")
 
 
 def categorical_factor(logits: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from afec.fisher import fast, func, loop
 from afec.fisher.batches import Samples
 from afec.fisher.checks import check_finite, check_mean
 from afec.fisher.objectives import Objective
+from afec.fisher.positions import counts
 from afec.fisher.problem import Route
 
 __all__ = ["Plan", "make_plan", "zeros"]
@@ -85,8 +86,11 @@ def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: 
     samples = whole.take(0, 2)
     if objective.kind == "empirical":
         losses = check_mean(objective.problem, whole.take(0, CHECKED))
+        number = counts(objective.problem, whole.take(0, CHECKED))
+        alike = torch.ones_like(losses, dtype=torch.bool) if number is None else number == number.mode().values
         # A well-fitted sample's gradient is zero or rounding noise, and proves nothing: take the worst fitted.
-        samples = whole.pick(losses.topk(min(2, len(losses))).indices)
+        worst = losses.masked_fill(~alike, -torch.inf).topk(min(2, int(alike.sum()))).indices
+        samples = whole.pick(worst)
     probe = objective.probe()
     samples = probe.draw(samples, probe.example(samples), torch.Generator().manual_seed(0))
 

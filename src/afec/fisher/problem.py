@@ -13,6 +13,9 @@ __all__ = ["KINDS", "FisherSum", "Kind", "Likelihood", "Power", "Problem", "Rout
 Kind = Literal["exact", "sample", "empirical", "batched"]
 """Which Fisher information. All four are diagonal, and all are means: over samples, `batched` over batches.
 
+The loss ℓ_i of a sample is that of a batch of one. Where the output has T positions that count (tokens, pixels), ℓ_i is their
+mean, and log p(c|x_i) below is the mean (1/T) Σ_t log p(c_t|x_i) over labels c that are drawn at each position.
+
 - `exact`: the model's own labels, in closed form: (1/N) Σ_i Σ_c p(c|x_i) (∂ log p(c|x_i)/∂θ)².
 - `sample`: the same expectation, with one draw y ~ p(y|x_i) per sample.
 - `empirical`: the true labels instead, the paper's equation (App. B.1): (1/N) Σ_i (∂ ℓ_i/∂θ)².
@@ -23,7 +26,7 @@ Kind = Literal["exact", "sample", "empirical", "batched"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Likelihood = Literal["categorical", "gaussian"]
-"""What the model's output parametrises: logits along dimension 1, or means of unit variance."""
+"""What the model's output parametrises: logits along the class axis, or means of unit variance."""
 
 Power = Literal[1, 2]
 """What gradients are raised to before they are added up: squares are a Fisher, absolute values the sensitivity of MAS."""
@@ -50,6 +53,17 @@ class Problem:
 
     split: Callable[[Any], Iterable[Any]] | None = None
     """`split(batch)`: its samples, as batches of one. For batches that slicing cannot take apart."""
+
+    class_axis: int | None = None
+    """The axis of the output that holds the classes, or the outputs of a regression; all axes between it and the batch are
+    positions. None: 1 for outputs (batch, classes), else told by mask or targets, or refused (see `positions`)."""
+
+    mask: Callable[[Any], Tensor | None] | None = None
+    """`mask(batch)`: True at each position of the output that counts, in the output's shape without its class axis. A result
+    of None: all of them."""
+
+    mean_squares: bool = False
+    """The loss is the mean of the squared errors of all outputs, as MSELoss has it; without this, half their sum."""
 
 
 @dataclass(frozen=True, eq=False)

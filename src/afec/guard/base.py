@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from afec.fisher import Likelihood
-from afec.guard.problem import LossFn, Params, Predict
+from afec.guard.problem import LossFn, Mask, Params, Predict
 from afec.guard.task import GuardedTask
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ class Guard(ABC):
         predict: Predict | None = None,
         likelihood: Likelihood | None = None,
         split: Callable[[Any], Iterable[Any]] | None = None,
+        class_axis: int | None = None,
+        mask: Mask | None = None,
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
@@ -105,6 +107,10 @@ class Guard(ABC):
             predict: (model, batch) → output, for the `exact` and `sample` Fisher; default `model(batch[0])`.
             likelihood: "categorical" or "gaussian", what `exact` and `sample` need; known for CrossEntropyLoss and MSELoss.
             split: batch → its single-sample batches, where slicing tensors along the first dimension is not enough.
+            class_axis: the axis of the output with the classes, where it has more than two and the loss does not tell: -1 for
+                (batch, time, vocabulary), 1 for (batch, classes, height, width).
+            mask: batch → True at each position of the output that counts, (batch, time) for tokens; padding does not. Known for
+                CrossEntropyLoss, which ignores targets.
             batch_size: of our passes where `data` are tensors.
             progress: a progress bar for the expansion; by default when standard error is a terminal.
             train: how θ_e is trained where AFEC says neither `epochs=` nor `expand=`: a function that trains the model
@@ -120,6 +126,8 @@ class Guard(ABC):
             predict=predict,
             likelihood=likelihood,
             split=split,
+            class_axis=class_axis,
+            mask=mask,
             batch_size=batch_size,
             progress=progress,
             train=train,
@@ -142,6 +150,8 @@ class Guard(ABC):
         predict: Predict | None = None,
         likelihood: Likelihood | None = None,
         split: Callable[[Any], Iterable[Any]] | None = None,
+        class_axis: int | None = None,
+        mask: Mask | None = None,
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
@@ -155,7 +165,20 @@ class Guard(ABC):
         first = self._seed is None
         if first:
             self._seed = torch.initial_seed()
-        arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, progress, train)
+        arguments = (
+            model,
+            optimizer,
+            data,
+            loss_fn,
+            predict,
+            likelihood,
+            split,
+            class_axis,
+            mask,
+            batch_size,
+            progress,
+            train,
+        )
         try:
             task = GuardedTask(self, *arguments)
         except BaseException:
@@ -180,6 +203,8 @@ class Guard(ABC):
         predict: Predict | None = None,
         likelihood: Likelihood | None = None,
         split: Callable[[Any], Iterable[Any]] | None = None,
+        class_axis: int | None = None,
+        mask: Mask | None = None,
         batch_size: int = 64,
         train: Callable[[], object] | None = None,
         seconds: float = 5.0,
@@ -191,7 +216,20 @@ class Guard(ABC):
         """
         from afec.guard.check import check
 
-        arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, False, train)
+        arguments = (
+            model,
+            optimizer,
+            data,
+            loss_fn,
+            predict,
+            likelihood,
+            split,
+            class_axis,
+            mask,
+            batch_size,
+            False,
+            train,
+        )
         return check(self, arguments, seconds)
 
     # -- state ----------------------------------------------------------------------------------------------------

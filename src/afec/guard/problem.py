@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.loss import _Loss
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from afec.fisher import Likelihood, Problem
+from afec.fisher.positions import IGNORED
 
 __all__ = [
     "HasGuardedParameters",
     "LossFn",
+    "Mask",
     "Params",
     "Predict",
     "guarded_weights",
@@ -24,6 +28,7 @@ __all__ = [
 
 LossFn = Callable[[Any, Any], Tensor]
 Predict = Callable[[nn.Module, Any], Tensor]
+Mask = Callable[[Any], Tensor | None]
 Params = nn.Module | Iterable[nn.Parameter] | None
 
 
@@ -78,6 +83,8 @@ def read_problem(
     predict: Predict | None,
     likelihood: Likelihood | None,
     split: Callable[[Any], Iterable[Any]] | None,
+    class_axis: int | None = None,
+    mask: Mask | None = None,
 ) -> Problem:
     """One `loss(model, batch)` for both kinds of `loss_fn`, and what the Fisher kinds need to know."""
     if not callable(loss_fn):
@@ -91,12 +98,42 @@ def read_problem(
         )
     if likelihood not in (None, "categorical", "gaussian"):
         raise ValueError(f"likelihood must be 'categorical', 'gaussian' or None; got {likelihood!r}")
-    if likelihood is None and isinstance(loss_fn, nn.CrossEntropyLoss):
-        likelihood = "categorical"
-    elif likelihood is None and isinstance(loss_fn, nn.MSELoss):
-        likelihood = "gaussian"
+    cross_entropy, square = _is(loss_fn, nn.CrossEntropyLoss, F.cross_entropy), _is(loss_fn, nn.MSELoss, F.mse_loss)
+    if likelihood is None and isinstance(loss_fn, nn.CrossEntropyLoss | nn.MSELoss):
+        likelihood = "categorical" if isinstance(loss_fn, nn.CrossEntropyLoss) else "gaussian"
+    if mask is not None and (cross_entropy or square):
+        raise ValueError(
+            "mask= says which positions the loss counts, but this loss_fn, a criterion of torch, knows nothing of it (of "
+            "CrossEntropyLoss the ignored targets are known). Give a function (model, batch) that leaves them out, or no mask="
+        )
+    if cross_entropy and likelihood != "gaussian":
+        if class_axis not in (None, 1):
+            raise ValueError(
+                f"CrossEntropyLoss has the classes along dimension 1 of the output; got class_axis={class_axis}. "
+                "Transpose the output in predict=, or give loss_fn as a function (model, batch)"
+            )
+        class_axis, mask = 1, _NotIgnored(getattr(loss_fn, "ignore_index", IGNORED))
     predict = predict or _first_of_batch
-    return Problem(model, _LossOfBatch(loss_fn, predict), predict, likelihood, split)
+    loss = _LossOfBatch(loss_fn, predict)
+    return Problem(model, loss, predict, likelihood, split, class_axis, mask, square and likelihood == "gaussian")
+
+
+def _is(loss_fn: LossFn, criterion: type[nn.Module], function: Callable[..., Tensor]) -> bool:
+    """Is it this criterion of torch, also as a function? A subclass with a forward of its own may do anything."""
+    return loss_fn is function or getattr(type(loss_fn), "forward", None) is criterion.forward
+
+
+@dataclass(frozen=True)
+class _NotIgnored:
+    """Which positions of (input, target) batches cross-entropy counts; None where it counts all."""
+
+    ignore_index: int
+
+    def __call__(self, batch: Any) -> Tensor | None:
+        targets = batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
+        if not isinstance(targets, Tensor) or targets.is_floating_point():  # floating: probabilities of the classes
+            return None
+        return targets != self.ignore_index
 
 
 def _first_of_batch(model: nn.Module, batch: Any) -> Tensor:

@@ -15,12 +15,15 @@ from torch.optim import Optimizer
 from afec.fisher import Kind, Likelihood, Power, Problem, choose_kind, estimate
 from afec.fisher.batches import size_of
 from afec.fisher.checks import check_request
+from afec.fisher.estimate import taken_apart
+from afec.fisher.positions import settled
+from afec.fisher.untouched import untouched
 from afec.gaussian import Gaussian, merge
 from afec.guard.borrow import borrowed
 from afec.guard.distributed import processes_of
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
-from afec.guard.problem import LossFn, Predict, guarded_weights, read_problem, unwrapped
+from afec.guard.problem import LossFn, Mask, Predict, guarded_weights, read_problem, unwrapped
 from afec.guard.pull import Puller
 from afec.guard.reach import check_reaches
 from afec.guard.steps import Step, observer_of
@@ -47,6 +50,8 @@ class GuardedTask:
         predict: Predict | None,
         likelihood: Likelihood | None,
         split: Callable[[Any], Iterable[Any]] | None,
+        class_axis: int | None,
+        mask: Mask | None,
         batch_size: int,
         progress: bool | None,
         train: Callable[[], object] | None = None,
@@ -58,7 +63,7 @@ class GuardedTask:
         self.device = next(iter(self.weights.values())).device
         self.optimizers = _as_optimizers(optimizer)
         self.passes = Passes(data, self.device, batch_size)
-        self.problem = read_problem(self.model, loss_fn, predict, likelihood, split)
+        self.problem = read_problem(self.model, loss_fn, predict, likelihood, split, class_axis, mask)
         self.progress, self.train = progress, train
         self.terms = tuple(term for term in guard.terms if not term.is_off)
         self.flights: dict[str, State] = {}
@@ -67,6 +72,7 @@ class GuardedTask:
         self.gave_seed = False  # whether the guard took its seed when this task began
         self._puller = Puller(self.model, self.weights)
         self._reached = False  # the loss is known to reach the weights
+        self._first: Any = None  # the first batch, while the task begins
         self._held: list[int] = []
 
     # -- for the user ---------------------------------------------------------------------------------------------
@@ -175,6 +181,7 @@ class GuardedTask:
             if not self._reached:
                 check_reaches(self.problem, self.weights, batch, self.seed("first"))
                 self._reached = True
+                self._first = None if self.started else batch
             yield batch
 
     def fisher(self, options: FisherOptions, *purpose: object, most_batches: int | None = None) -> dict[str, Tensor]:
@@ -202,12 +209,23 @@ class GuardedTask:
 
     def refuses(self, options: FisherOptions) -> str | None:
         """Why this Fisher cannot be measured here, known before anything is learned; None if it can."""
-        if options.kind == "auto":
-            return None
+        kind = options.kind
+        if kind == "auto":
+            return None if self.problem.likelihood is None else self.cannot_read_output()
         try:
-            check_request(
-                self.problem, self.weights, kind=options.kind, batch_size=None, train=options.dropout, chunk=1
-            )
+            check_request(self.problem, self.weights, kind=kind, batch_size=None, train=options.dropout, chunk=1)
+        except ValueError as error:
+            return str(error)
+        return self.cannot_read_output() if kind in ("exact", "sample") else None
+
+    def cannot_read_output(self) -> str | None:
+        """Why classes and positions of the output cannot be told apart, seen on the first batch; None if they can."""
+        if self._first is None:  # made on demand: found out when it is measured
+            return None
+        samples = next(taken_apart(self.problem, self._first))
+        try:
+            with untouched(self.model, (), train=False, seed=self.seed("first")):
+                self.problem = settled(self.problem, samples)
         except ValueError as error:
             return str(error)
         return None
@@ -274,9 +292,6 @@ class GuardedTask:
                 f"weight {taken[0]!r} is in a block of {other} already: blocks do not nest. "
                 "To use two methods at once, add them: guard = one + other"
             )
-        for term in self.terms:
-            if lacking := term.lacks(self):
-                raise ValueError(lacking)
         own = {id(weight) for weight in self.model.parameters()}
         for optimizer in self.optimizers:
             self._puller.refuse_climbing(optimizer)
@@ -290,6 +305,10 @@ class GuardedTask:
         if not self.passes.on_demand:
             with forked(self.seed("first"), self.device):
                 next(iter(self.batches("first")))
+        for term in self.terms:
+            if lacking := term.lacks(self):
+                raise ValueError(lacking)
+        self._first = None
         if self.guard._flights is not None:  # saved in the middle of this task
             self.flights = dict(self.guard._flights)
         for term in self.terms:  # one that was off when the task was saved begins now

@@ -2,7 +2,8 @@
 
     L(θ) = L_new(θ) + λ/2 · Σ_i Ω_{1:t−1,i} (θ_i − θ*_i)²,     Ω_{t,i} = 1/N · Σ_n |∂‖f(x_n)‖²/∂θ_i|
 
-Ω is how much the squared norm of the output (of the logits, in classification) depends on a weight; labels play no part.
+Ω is how much the squared norm of the output (of the logits, in classification) depends on a weight; labels play no part. Of an
+output with positions (tokens, pixels) ‖f‖² is the mean over those that count of ‖f_t‖², as the loss is a mean over them.
 θ* are the weights at the end of the latest task, Ω_{1:t} = Ω_{1:t−1} + Ω_t the sum over the tasks. `strength` is λ; the ½ is
 not part of it.
 
@@ -13,15 +14,17 @@ not part of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
+from afec.fisher import Problem
+from afec.fisher.estimate import taken_apart
+from afec.fisher.positions import laid_out, settled
 from afec.gaussian import Gaussian, running_average, running_sum
 from afec.guard import GuardedTask, Params, State, Term, checked_flag, checked_weight, one_of
-from afec.guard.problem import Predict
 from afec.methods.presets import Preset, settings
 
 __all__ = ["MAS"]
@@ -74,6 +77,10 @@ class MAS(Term):
         """λ = 0."""
         return self.strength == 0
 
+    def lacks(self, task: GuardedTask) -> str | None:
+        """The class axis, for an output with positions whose axis nothing tells."""
+        return task.cannot_read_output()
+
     def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
         """Ω of all tasks so far around the latest weights, times λ; nothing in the first task."""
         if not state:
@@ -96,11 +103,10 @@ class MAS(Term):
         return {"mean": total.mean, "precision": total.precision}
 
     def _sensitivity(self, task: GuardedTask, *purpose: object, most_batches: int | None = None) -> dict[str, Tensor]:
-        assert task.problem.predict is not None, "the guard has a default for it"
         alone = self.batch == 1 and not self.dropout
         size = None if alone or not task.passes.rebatches else self.batch
         return task.moment(
-            replace(task.problem, loss=_OutputNorm(task.problem.predict, self.norm, mean=alone)),
+            replace(task.problem, loss=_OutputNorm(task.problem, self.norm, mean=alone)),
             *purpose,
             kind="empirical" if alone else "batched",
             pass_size=size,
@@ -111,22 +117,18 @@ class MAS(Term):
         )
 
 
-@dataclass(frozen=True)
 class _OutputNorm:
-    """‖f(x)‖² or ‖f(x)‖, the sum or the mean over the samples of a batch."""
+    """‖f(x)‖² or ‖f(x)‖, the sum or the mean over the samples of a batch; of each, the mean over positions that count."""
 
-    predict: Predict
-    norm: str
-    mean: bool
+    def __init__(self, problem: Problem, norm: str, *, mean: bool) -> None:
+        self.problem, self.norm, self.mean = problem, norm, mean
+        self.settled = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        output = self.predict(model, batch)
-        if not isinstance(output, Tensor) or output.dim() == 0:
-            got = "a scalar" if isinstance(output, Tensor) else type(output).__name__
-            raise TypeError(
-                f"MAS needs the output as a tensor with samples along dimension 0; predict(model, batch) gave {got}. "
-                "Give predict=lambda model, batch: … to learning()"
-            )
-        rows = output.reshape(len(output), -1)
-        norms = rows.square().sum(1) if self.norm == "squared" else torch.linalg.vector_norm(rows, dim=1)
-        return norms.mean() if self.mean else norms.sum()
+        if not self.settled:  # the first batch tells, as it does for a Fisher
+            self.problem, self.settled = settled(self.problem, next(taken_apart(self.problem, batch))), True
+        assert self.problem.predict is not None, "settled() has called it"
+        places, share = laid_out(self.problem, self.problem.predict(model, batch), batch)
+        norms = places.square().sum(2) if self.norm == "squared" else torch.linalg.vector_norm(places, dim=2)
+        of_samples = (share * norms).sum(1)
+        return of_samples.mean() if self.mean else of_samples.sum()
