@@ -1,7 +1,7 @@
 """The grids of a benchmark, as a method is searched over them.
 
-A grid of λ belongs to a Fisher kind: under another kind it is converted where that is right on average (`batched` of B samples
-and `empirical` differ by B), and refused otherwise.
+A grid of λ belongs to a Fisher kind: under another kind it is converted where a rule of thumb exists (`batched` of B samples
+and `empirical` differ by up to about B), and refused otherwise.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str
     if {there, here} <= TRUE_KINDS:
         return 1.0
     if {there, here} <= {"batched", "empirical"}:
-        # The squared mean of B gradients is about 1/B of the mean square, so its λ is about B times as large.
+        # The squared mean of B gradients is 1/B of the mean square where the mean gradient is small; its λ is B times as large.
         size = {"empirical": 1.0, "batched": float(own["fisher_batch"])}[here]
         return size / {"empirical": 1.0, "batched": float(grid.get("fisher_batch", 20))}[there]
     raise SpecError(

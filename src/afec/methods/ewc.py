@@ -4,8 +4,8 @@
 
 θ* are the weights at the end of the latest task (one anchor), F_{1:t} = ((t−1)·F_{1:t−1} + F_t)/t the running average of the
 tasks' Fisher information; with a `decay` γ it is the online F ← γ·F + F_t instead. `strength` is λ; the ½ is not part of it.
-Which λ is right depends on the Fisher kind: `batched` with B samples gives about 1/B of the `empirical` one, so its λ are
-about B times larger.
+Which λ is right depends on the Fisher kind: `batched` with B samples is smaller than `empirical`, by a factor of up to
+about B, so its λ are larger (docs/fisher.md has measured factors).
 
     guard = afec.EWC(strength=500)
     with guard.learning(model, optimizer, loader, loss_fn):
