@@ -59,7 +59,7 @@ def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str
     if {there, here} <= TRUE_KINDS:
         return 1.0
     if {there, here} <= {"batched", "empirical"}:
-        # The squared mean of B gradients is 1/B of the mean square where the mean gradient is small: λ is then B times as large.
+        # The squared mean of B gradients is 1/B of the mean square where the mean gradient is small; its λ is B times as large.
         size = {"empirical": 1.0, "batched": float(own["fisher_batch"])}[here]
         return size / {"empirical": 1.0, "batched": float(grid.get("fisher_batch", 20))}[there]
     raise SpecError(

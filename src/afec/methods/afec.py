@@ -8,8 +8,8 @@ product p(θ|D_old)^(1−β)·p(θ)^β, with λ_e = β/(1−β). The ½ is not p
 
     guard = afec.EWC(strength=500) + afec.AFEC(forgetting=0.05, epochs=20)
 
-There is no expansion in the first task: there is nothing to forget. The paper's Algorithm 1 expands there too, but has no penalty
-that would use it.
+There is no expansion in the first task: there is nothing to forget. The paper's Algorithm 1 expands there too,
+but has no penalty that would use it.
 """
 
 from __future__ import annotations
