@@ -7,8 +7,8 @@ saving them is saving the guard, and leaving a block by an exception is forgetti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from afec.fisher import Likelihood
+from afec.guard.block import Block, Lookout
 from afec.guard.problem import LossFn, Params, Predict
 from afec.guard.task import GuardedTask
 
@@ -40,6 +41,7 @@ class Guard(ABC):
         self._states: dict[str, State] = {}
         self._flights: dict[str, State] | None = None  # of a task that was loaded in its middle
         self._task: GuardedTask | None = None
+        self._lookout: Lookout | None = None  # of the latest block that waits to be entered
         self._warned: set[str] = set()
 
     # -- what it consists of --------------------------------------------------------------------------------------
@@ -79,7 +81,6 @@ class Guard(ABC):
         """The task that is being learned now."""
         return self._task
 
-    @contextmanager
     def learning(
         self,
         model: nn.Module,
@@ -93,8 +94,8 @@ class Guard(ABC):
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
-    ) -> Iterator[GuardedTask]:
-        """Learn one task inside the block: expansion on entry, the pull in every step, consolidation on exit.
+    ) -> Block:
+        """Learn one task inside a `with` block: expansion on entry, the pull in every step, consolidation on exit.
 
         Args:
             model: the network; DDP and `torch.compile` wrappers are seen through.
@@ -110,9 +111,13 @@ class Guard(ABC):
             train: how θ_e is trained where AFEC says neither `epochs=` nor `expand=`: a function that trains the model
                 in place.
 
-        An exception inside the block leaves the guard as it was on entry.
+        An exception inside the block leaves the guard as it was on entry. Without `with` nothing begins: the next optimiser
+        step on the model raises.
         """
-        task = self.begin(
+        self._stop_lookout()
+        self._lookout = Lookout(model)
+        begin = partial(
+            self.begin,
             model,
             optimizer,
             data,
@@ -124,13 +129,7 @@ class Guard(ABC):
             progress=progress,
             train=train,
         )
-        try:
-            yield task
-        except BaseException:
-            task.abort()
-            raise
-        if self._task is task:  # not ended or aborted by hand
-            task.end()
+        return Block(begin, self._lookout)
 
     def begin(
         self,
@@ -147,6 +146,7 @@ class Guard(ABC):
         train: Callable[[], object] | None = None,
     ) -> GuardedTask:
         """The entry of `learning` by hand, for callbacks and notebooks; then `task.end()` or `task.abort()`."""
+        self._stop_lookout()
         if self._task is not None:
             raise RuntimeError(
                 f"{self!r} is already learning task {self._task.number + 1}: blocks of one guard do not nest. "
@@ -228,6 +228,11 @@ class Guard(ABC):
             )
         self._tasks_done, self._seed = int(state["tasks_done"]), state["seed"]
         self._states, self._flights = dict(state["states"]), state["flights"]
+
+    def _stop_lookout(self) -> None:
+        if self._lookout is not None:
+            self._lookout.end()
+            self._lookout = None
 
     def _commit(self, states: dict[str, State]) -> None:
         self._states, self._flights, self._tasks_done = states, None, self._tasks_done + 1

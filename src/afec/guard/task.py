@@ -29,9 +29,14 @@ from afec.randomness import forked, seed_from
 if TYPE_CHECKING:
     from afec.guard.base import Guard, State
 
-__all__ = ["GuardedTask"]
+__all__ = ["GuardedTask", "is_guarded"]
 
 _UNDER_GUARD: dict[int, str] = {}  # the weights that a live task holds, so that no two guards pull one weight
+
+
+def is_guarded(weight: Tensor) -> bool:
+    """Whether a task that has begun and not ended guards this weight."""
+    return id(weight) in _UNDER_GUARD
 
 
 class GuardedTask:
@@ -146,6 +151,11 @@ class GuardedTask:
         """Whether the guard will neither pull nor watch any step of this task, as most do in the first one."""
         later = any(term.acts_later(self.flights[term.name]) for term in self.terms)
         return self._puller.quadratic is None and self._puller.observer is None and not later
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task has begun and was neither ended nor aborted."""
+        return self.guard._task is self
 
     @property
     def steps(self) -> int:
@@ -322,7 +332,7 @@ class GuardedTask:
             self.guard._task = None
 
     def _check_alive(self) -> None:
-        if self.guard._task is not self:
+        if not self.is_open:
             raise RuntimeError("this task has ended already; open the next one with guard.learning() or guard.begin()")
 
     def _warn_once(self, message: str) -> None:
