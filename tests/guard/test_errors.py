@@ -95,9 +95,10 @@ def test_sums():
         EWC(1.0) + 3
     with pytest.raises(ValueError, match=r"ewc\+ewc has one method twice"):
         EWC(1.0) + EWC(2.0)
-    one, other = nn.Linear(1, 1), nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="give params= to one of them only"):
-        EWC(1.0, params=one) + AFEC(1.0, epochs=1, params=other)
+    total = EWC(1.0) + AFEC(1.0, epochs=1)
+    total.params = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="params= belongs to a method: give it to each method that is added"):
+        total + afec.SI(1.0)
 
 
 def test_a_guard_that_has_learned_is_not_added(setting):

@@ -244,10 +244,9 @@ class Sum(Guard):
     def __init__(self, terms: Iterable[Term], parts: Sequence[Guard] = ()) -> None:
         if any(part.tasks_done or part.in_task for part in parts):
             raise RuntimeError("guards are added before they learn their first task; this one has learned already")
-        given = [part.params for part in parts if part.params is not None]
-        if len(given) > 1 and not all(_same(given[0], other) for other in given[1:]):
-            raise ValueError("the guards of a sum guard the same weights; give params= to one of them only")
-        super().__init__(given[0] if given else None)
+        if any(isinstance(part, Sum) and part.params is not None for part in parts):
+            raise ValueError("params= belongs to a method: give it to each method that is added, not to their sum")
+        super().__init__()
         self._terms = tuple(sorted(terms, key=lambda term: (term.rank, term.name)))
         names = [term.name for term in self._terms]
         if len(set(names)) != len(names):
@@ -257,9 +256,3 @@ class Sum(Guard):
     def terms(self) -> tuple[Term, ...]:
         """The methods, the pull to the old tasks first."""
         return self._terms
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, list) and isinstance(other, list):
-        return {id(p) for p in one} == {id(p) for p in other}
-    return one is other

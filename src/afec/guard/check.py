@@ -137,11 +137,12 @@ def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
     """Rehearse: a short expansion, then some steps under the pull; the norms are those at the end of it."""
     pulls: dict[str, list[tuple[float, Gaussian]]] = {}
     for term in task.terms:
-        if lacking := term.lacks(task):
+        with task.only(term), borrowed(task.model, task.optimizers):
+            lacking = term.lacks(task)
+            rehearsed = None if lacking else term.rehearse(task, task.state_of(term), seconds / 3)
+        if lacking:
             report.warnings.append(lacking)
             continue
-        with borrowed(task.model, task.optimizers):
-            rehearsed = term.rehearse(task, task.state_of(term), seconds / 3)
         if rehearsed is None:
             report.facts.append(f"{term.name}: not rehearsed, what it does in a task cannot be told from here")
         else:
