@@ -109,7 +109,12 @@ def train_theta_e(task: GuardedTask, optimizers: Sequence[Optimizer], epochs: ra
             advance(float(total) / batches)
 
 
-def training_step(task: GuardedTask, optimizers: Sequence[Optimizer], batch: Any) -> Tensor:
+def training_step(
+    task: GuardedTask,
+    optimizers: Sequence[Optimizer],
+    batch: Any,
+    after_backward: Callable[[], object] | None = None,
+) -> Tensor:
     """One step of all optimisers on one batch; its loss."""
 
     def closure() -> Tensor:
@@ -117,6 +122,8 @@ def training_step(task: GuardedTask, optimizers: Sequence[Optimizer], batch: Any
             optimizer.zero_grad()
         loss = task.problem.loss(task.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
+        if after_backward is not None:
+            after_backward()
         return loss
 
     with torch.enable_grad():
