@@ -11,7 +11,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils.data import DataLoader, TensorDataset
 
 import afec
-from afec import AFEC, EWC
+from afec import AFEC, EWC, MAS
 
 
 def hooks_left(model: nn.Module) -> int:
@@ -95,9 +95,10 @@ def test_sums():
         EWC(1.0) + 3
     with pytest.raises(ValueError, match=r"ewc\+ewc has one method twice"):
         EWC(1.0) + EWC(2.0)
-    one, other = nn.Linear(1, 1), nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="give params= to one of them only"):
-        EWC(1.0, params=one) + AFEC(1.0, epochs=1, params=other)
+    total = EWC(1.0) + AFEC(1.0, epochs=1)
+    total.params = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="params= belongs to a method: give it to each method that is added"):
+        total + afec.SI(1.0)
 
 
 def test_a_guard_that_has_learned_is_not_added(setting):
@@ -194,6 +195,59 @@ def test_a_loss_of_neither_kind(setting):
         enter(EWC(1.0), setting, loss_fn=lambda model, batch: model(batch[0])[:, 0])
 
 
+class TaskAware(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+
+    def forward(self, x, task):
+        return self.heads[task](x)
+
+
+def test_a_forward_that_needs_more_than_a_criterion_gives(setting):
+    model, (x, y) = TaskAware(), setting.tasks[0]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    said = r"TaskAware.forward\(x, task\) cannot be called as model\(batch\[0\]\): missing a required argument: 'task'. Give "
+    said += r"loss_fn=lambda model, batch: …"
+    for criterion in (nn.CrossEntropyLoss(), nn.functional.cross_entropy, lambda o, t: nn.CrossEntropyLoss()(o, t)):
+        with pytest.raises(TypeError, match=said):
+            EWC(1.0).begin(model, optimizer, (x, y), criterion)
+    with pytest.raises(TypeError, match=said):
+        MAS(1.0).check(model, optimizer, (x, y), nn.CrossEntropyLoss())
+    with EWC(1.0).learning(
+        model,
+        optimizer,
+        (x, y),
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0], 0), batch[1]),
+        predict=lambda model, batch: model(batch[0], 0),
+        likelihood="categorical",
+    ):
+        pass
+
+
+def test_a_type_error_inside_forward_stays_as_it_is(setting):
+    class Faulty(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + {}
+
+    model = Faulty(6, 3)
+    with pytest.raises(TypeError, match=r"^unsupported operand"):
+        EWC(1.0).begin(model, torch.optim.SGD(model.parameters(), 0.1), setting.tasks[0], setting.loss)
+
+
+def test_an_output_that_a_criterion_does_not_take(setting):
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    model = Pair(6, 3)
+    with pytest.raises(
+        TypeError,
+        match=r"output is a tuple, which the criterion CrossEntropyLoss does not take.*loss_fn=lambda model, batch",
+    ):
+        EWC(1.0).begin(model, torch.optim.SGD(model.parameters(), 0.1), setting.tasks[0], setting.loss)
+
+
 def test_unknown_likelihood(setting):
     with pytest.raises(ValueError, match="likelihood must be 'categorical', 'gaussian' or None; got 'poisson'"):
         enter(EWC(1.0), setting, likelihood="poisson")
@@ -284,10 +338,18 @@ def test_a_learners_own_expansion_that_got_no_better_is_said_and_goes_on(setting
 
 
 def test_an_expansion_without_an_optimizer(setting):
+    """It is said at the first entry, not after the whole first task."""
     guard = EWC(1.0) + AFEC(0.1, epochs=1)
-    enter(guard, setting, optimizer=None)
     with pytest.raises(ValueError, match=r"the expansion has no optimiser: learning\(\) was given optimizer=None"):
         enter(guard, setting, optimizer=None)
+    assert guard.tasks_done == 0
+    for told in (
+        AFEC(0.1, epochs=1, optimizer=lambda params: torch.optim.SGD(params, 0.1)),
+        AFEC(0.1, expand=lambda: None),
+        AFEC(0.1, schedule="interleaved"),  # task.epoch() may give one
+        AFEC(0.0, epochs=1),
+    ):
+        enter(EWC(1.0) + told, setting, optimizer=None)
 
 
 def test_too_few_forgetting_factors(setting):

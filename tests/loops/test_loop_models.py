@@ -129,7 +129,8 @@ def test_params_says_what_is_guarded(form):
     }
     names = {"0.weight"} if form == "one" else {"0.weight", "0.bias"}
     theta_e = {"epochs": 5, "optimizer": lambda params: optim.SGD(params, 0.5)}
-    guard = afec.EWC(30.0, params=forms[form]) + afec.AFEC(4.0, **theta_e)
+    same = forms["list"][: len(names)]
+    guard = afec.EWC(30.0, params=forms[form]) + afec.AFEC(4.0, params=same, **theta_e)
     for number in (1, 2):
         model.zero_grad()
         twin, batches = copy.deepcopy(model), list(loader(data(number)))
@@ -139,6 +140,56 @@ def test_params_says_what_is_guarded(form):
     assert [set(mean) for _, mean, _ in penalty.terms] == [names, names]
     plain_loop(Run(twin, sgd(twin), lambda m, b: plain_loss(m, b) + penalty(m), batches=batches))
     assert apart(model, twin) < 1e-9
+
+
+@pytest.mark.parametrize("other", ["none", "head"])
+def test_each_method_of_a_sum_guards_its_own_params(other):
+    """`params=` of one method neither narrows nor widens another one."""
+    model = layers()
+    every, body, head = (set(dict(part.named_parameters())) for part in (model, model[0], model[2]))
+    theta_e = {"epochs": 5, "optimizer": lambda params: optim.SGD(params, 0.5)}
+    guard = afec.EWC(30.0, params=model[2] if other == "head" else None) + afec.AFEC(4.0, params=model[0], **theta_e)
+    for number in (1, 2):
+        model.zero_grad()
+        twin, batches = copy.deepcopy(model), list(loader(data(number)))
+        with guard.learning(model, sgd(model), data(number), nn.CrossEntropyLoss()) as task:
+            penalty = Penalty(guard)
+            plain_loop(Run(model, sgd(model), plain_loss, batches=batches))
+            with torch.no_grad():
+                expected_penalty = torch.as_tensor(penalty(model))
+            for value in (task.penalty(), sum(task.penalties().values())):
+                torch.testing.assert_close(value.double(), expected_penalty.double())
+    expected = {f"2.{name}" for name in head} if other == "head" else every
+    assert [set(mean) for _, mean, _ in penalty.terms] == [expected, {f"0.{name}" for name in body}]
+    plain_loop(Run(twin, sgd(twin), lambda m, b: plain_loss(m, b) + penalty(m), batches=batches))
+    assert apart(model, twin) < 1e-9
+
+
+@pytest.mark.parametrize("make", [afec.SI, afec.RWALK], ids=["si", "rwalk"])
+def test_a_method_that_watches_steps_sees_its_own_params_only(make):
+    """Beside a method of all weights, too weak to change a bit, it remembers what it remembers alone."""
+    start, states = layers(), []
+    for others in ([], [afec.MAS(1e-30)]):
+        model = copy.deepcopy(start)
+        guard = sum(others, start=make(1.0, params=model[0]))
+        for number in (1, 2):
+            with guard.learning(model, sgd(model), data(number), nn.CrossEntropyLoss()):
+                plain_loop(Run(model, sgd(model), plain_loss, batches=list(loader(data(number)))))
+        states.append(guard.state_dict()["states"])
+    name = make.name
+    assert set(states[0][name]["precision"]) == {"0.weight", "0.bias"}
+    assert set(states[1]["mas"]["precision"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    for key, known in states[0][name]["precision"].items():
+        torch.testing.assert_close(states[1][name]["precision"][key], known, rtol=0, atol=0)
+
+
+def test_the_loss_must_reach_the_weights_of_each_method():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    model.register_module("unused", nn.Linear(2, 2).double())
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    guard = afec.EWC(1.0, params=model.unused) + afec.SI(1.0, params=model[0])
+    with pytest.raises(ValueError, match="no guarded weight gets a gradient.*'unused.weight' first"):
+        guard.begin(model, sgd(model), data(1), nn.CrossEntropyLoss())
 
 
 def test_frozen_weights_are_not_guarded_and_not_moved(kind):

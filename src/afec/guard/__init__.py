@@ -2,7 +2,13 @@
 
 from afec.guard.base import Guard, State, Sum
 from afec.guard.borrow import load, snapshot
-from afec.guard.expansion import OptimizerFactory, learns_something, optimizers_for_theta_e, train_theta_e
+from afec.guard.expansion import (
+    NO_OPTIMIZER,
+    OptimizerFactory,
+    learns_something,
+    optimizers_for_theta_e,
+    train_theta_e,
+)
 from afec.guard.gradients import GradientUsedTwiceError
 from afec.guard.marks import WeightMovedError
 from afec.guard.options import FisherOptions, checked_flag, checked_weight, one_of
@@ -13,6 +19,7 @@ from afec.guard.task import GuardedTask
 from afec.guard.term import Term
 
 __all__ = [
+    "NO_OPTIMIZER",
     "FisherOptions",
     "GradientUsedTwiceError",
     "Guard",

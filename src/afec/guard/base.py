@@ -7,8 +7,8 @@ saving them is saving the guard, and leaving a block by an exception is forgetti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from afec.fisher import Likelihood
+from afec.guard.block import Block, Lookout
 from afec.guard.problem import LossFn, Mask, Params, Predict
 from afec.guard.task import GuardedTask
 
@@ -40,6 +41,7 @@ class Guard(ABC):
         self._states: dict[str, State] = {}
         self._flights: dict[str, State] | None = None  # of a task that was loaded in its middle
         self._task: GuardedTask | None = None
+        self._lookout: Lookout | None = None  # of the latest block that waits to be entered
         self._warned: set[str] = set()
 
     # -- what it consists of --------------------------------------------------------------------------------------
@@ -79,7 +81,6 @@ class Guard(ABC):
         """The task that is being learned now."""
         return self._task
 
-    @contextmanager
     def learning(
         self,
         model: nn.Module,
@@ -95,8 +96,8 @@ class Guard(ABC):
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
-    ) -> Iterator[GuardedTask]:
-        """Learn one task inside the block: expansion on entry, the pull in every step, consolidation on exit.
+    ) -> Block:
+        """Learn one task inside a `with` block: expansion on entry, the pull in every step, consolidation on exit.
 
         Args:
             model: the network; DDP and `torch.compile` wrappers are seen through.
@@ -116,9 +117,13 @@ class Guard(ABC):
             train: how θ_e is trained where AFEC says neither `epochs=` nor `expand=`: a function that trains the model
                 in place.
 
-        An exception inside the block leaves the guard as it was on entry.
+        An exception inside the block leaves the guard as it was on entry. Without `with` nothing begins: the next optimiser
+        step on the model raises.
         """
-        task = self.begin(
+        self._stop_lookout()
+        self._lookout = Lookout(model)
+        begin = partial(
+            self.begin,
             model,
             optimizer,
             data,
@@ -132,13 +137,7 @@ class Guard(ABC):
             progress=progress,
             train=train,
         )
-        try:
-            yield task
-        except BaseException:
-            task.abort()
-            raise
-        if self._task is task:  # not ended or aborted by hand
-            task.end()
+        return Block(begin, self._lookout)
 
     def begin(
         self,
@@ -157,6 +156,7 @@ class Guard(ABC):
         train: Callable[[], object] | None = None,
     ) -> GuardedTask:
         """The entry of `learning` by hand, for callbacks and notebooks; then `task.end()` or `task.abort()`."""
+        self._stop_lookout()
         if self._task is not None:
             raise RuntimeError(
                 f"{self!r} is already learning task {self._task.number + 1}: blocks of one guard do not nest. "
@@ -267,6 +267,11 @@ class Guard(ABC):
         self._tasks_done, self._seed = int(state["tasks_done"]), state["seed"]
         self._states, self._flights = dict(state["states"]), state["flights"]
 
+    def _stop_lookout(self) -> None:
+        if self._lookout is not None:
+            self._lookout.end()
+            self._lookout = None
+
     def _commit(self, states: dict[str, State]) -> None:
         self._states, self._flights, self._tasks_done = states, None, self._tasks_done + 1
 
@@ -277,10 +282,9 @@ class Sum(Guard):
     def __init__(self, terms: Iterable[Term], parts: Sequence[Guard] = ()) -> None:
         if any(part.tasks_done or part.in_task for part in parts):
             raise RuntimeError("guards are added before they learn their first task; this one has learned already")
-        given = [part.params for part in parts if part.params is not None]
-        if len(given) > 1 and not all(_same(given[0], other) for other in given[1:]):
-            raise ValueError("the guards of a sum guard the same weights; give params= to one of them only")
-        super().__init__(given[0] if given else None)
+        if any(isinstance(part, Sum) and part.params is not None for part in parts):
+            raise ValueError("params= belongs to a method: give it to each method that is added, not to their sum")
+        super().__init__()
         self._terms = tuple(sorted(terms, key=lambda term: (term.rank, term.name)))
         names = [term.name for term in self._terms]
         if len(set(names)) != len(names):
@@ -290,9 +294,3 @@ class Sum(Guard):
     def terms(self) -> tuple[Term, ...]:
         """The methods, the pull to the old tasks first."""
         return self._terms
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, list) and isinstance(other, list):
-        return {id(p) for p in one} == {id(p) for p in other}
-    return one is other

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,13 @@ from afec.guard.borrow import borrowed
 from afec.guard.expansion import training_step
 from afec.guard.rehearsal import walk, watched
 from afec.guard.task import GuardedTask
+from afec.guard.verdict import Verdict, judge, percent
 from afec.randomness import forked
 
 if TYPE_CHECKING:
     from afec.guard.base import Guard
 
 __all__ = ["CheckReport", "Layer", "check"]
-
-INERT = 1e-3  # a pull this much smaller than the task's gradient changes nothing one would notice
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,7 @@ class CheckReport:
     """What a preflight found."""
 
     method: str
+    verdicts: dict[str, Verdict] = field(default_factory=dict)  # by the name of the term
     layers: list[Layer] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -56,6 +55,7 @@ class CheckReport:
         pulls = sorted({pull for row in self.layers for pull in row.pulls}, reverse=True)
         width = max([len(row.name) for row in self.layers] + [10])
         lines = [f"check of {self.method}", *(f"  ok: {fact}" for fact in self.facts)]
+        lines += [f"  {name}: {verdict}" for name, verdict in self.verdicts.items()]
         if self.layers:
             heads = ["gradient", *(f"{pull} pull" for pull in pulls), "lr·max(D)"]
             lines.append(f"  {'weight':{width}}" + "".join(f"{head:>18}" for head in heads))
@@ -83,7 +83,6 @@ def check(guard: Guard, arguments: tuple[Any, ...], seconds: float) -> CheckRepo
         _measure(task, report, seconds)
     finally:
         guard._seed = seed
-    _judge(task, report)
     print(report)
     return report
 
@@ -108,7 +107,10 @@ def _check_data(task: GuardedTask, report: CheckReport) -> None:
 def _check_pull_arrives(task: GuardedTask, report: CheckReport) -> None:
     """One step with a known pull: is it in the gradients that the optimiser has used?"""
     if not task.optimizers:
-        report.facts.append("no optimiser was given: whichever steps inside the block will be seen")
+        report.warnings.append(
+            "no optimiser was given, so no pull could be measured. Give check() one like your trainer's, such as "
+            "torch.optim.AdamW(model.parameters(), 1e-4): its steps are undone"
+        )
         return
     center = {name: value - 1 for name, value in task.values().items()}  # D = 1, so the pull is 1 everywhere
     known = Quadratic(center, {name: torch.ones_like(value) for name, value in center.items()}, {}, torch.zeros(()))
@@ -134,50 +136,70 @@ def _check_pull_arrives(task: GuardedTask, report: CheckReport) -> None:
 
 
 def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
-    """Rehearse: a short expansion, then some steps under the pull; the norms are those at the end of it."""
+    """Rehearse each term, judge it, and take the norms at the end of some steps under all of them."""
+    terms: dict[str, list[tuple[float, Gaussian]]] = {}
+    untold = "how it is trained is known in a task only" if task.optimizers else "no optimiser was given"
+    for term in task.terms:
+        with task.only(term), borrowed(task.model, task.optimizers):
+            lacking = term.lacks(task)
+            rehearsed = None if lacking else term.rehearse(task, task.state_of(term), seconds / 3)
+        if lacking:
+            report.warnings.append(lacking)
+        if rehearsed is None or not task.optimizers:
+            report.verdicts[term.name] = Verdict("not measured", why="see the warning" if lacking else untold)
+        else:
+            terms[term.name] = rehearsed
+    if not terms:
+        return
+    found, steps = judge(task, terms, seconds / 3)
+    every = report.verdicts | found
+    report.verdicts = {term.name: every[term.name] for term in task.terms}
+    _take_norms(task, terms, steps, report)
+    names = ", ".join(sorted({type(optimizer).__name__ for optimizer in task.optimizers}))
+    first = "" if task.guard.tasks_done else "; they stand for the old task's, which is still to be learned"
+    report.facts.append(f"measured in {steps} steps of {names} from the present weights, which were put back{first}")
+    for name, verdict in found.items():
+        _advise(name, verdict, f"in {steps} steps of {names}", report)
+
+
+def _take_norms(
+    task: GuardedTask, terms: dict[str, list[tuple[float, Gaussian]]], steps: int, report: CheckReport
+) -> None:
+    everything = merge([one for own in terms.values() for one in own])
     pulls: dict[str, list[tuple[float, Gaussian]]] = {}
     for term in task.terms:
-        if lacking := term.lacks(task):
-            report.warnings.append(lacking)
-            continue
-        with borrowed(task.model, task.optimizers):
-            rehearsed = term.rehearse(task, task.state_of(term), seconds / 3)
-        if rehearsed is None:
-            report.facts.append(f"{term.name}: not rehearsed, what it does in a task cannot be told from here")
-        else:
-            pulls.setdefault(term.pull_name, []).extend(rehearsed)
-    everything = merge([one for terms in pulls.values() for one in terms])
+        pulls.setdefault(term.pull_name, []).extend(terms.get(term.name, []))
     with torch.enable_grad(), borrowed(task.model, task.optimizers):
         if not task.model.training:
             task.model.train()
-        steps = walk(task, everything, time.monotonic() + seconds / 3)
-        report.facts.append(f"norms after {steps} steps from the present weights, which were put back")
+        walk(task, everything, most=steps)
         with forked(task.seed("check"), task.device):
             loss = task.problem.loss(task.model, next(iter(task.batches("check"))))
             grads = torch.autograd.grad(loss, list(task.weights.values()), allow_unused=True)
         weights = {name: weight.detach() for name, weight in task.weights.items()}
-        found = {pull: merge(terms).pull(weights) for pull, terms in pulls.items()}
+        found = {pull: merge(own).pull(weights) for pull, own in pulls.items() if own}
     rates = {id(p): float(g.get("lr", 0)) for o in task.optimizers for g in o.param_groups for p in g["params"]}
     for (name, weight), grad in zip(task.weights.items(), grads, strict=True):
         curvature = everything.curvature.get(name)
         stiffness = 0.0 if curvature is None else rates.get(id(weight), 0.0) * float(curvature.max())
         norms = {pull: float(values[name].norm()) for pull, values in found.items() if name in values}
         report.layers.append(Layer(name, 0.0 if grad is None else float(grad.norm()), norms, stiffness))
-
-
-def _judge(task: GuardedTask, report: CheckReport) -> None:
-    gradient, stiffest = report.norm(), max((row.stiffness for row in report.layers), default=0.0)
-    if task.optimizers:
-        for pull in sorted({pull for row in report.layers for pull in row.pulls}):
-            if report.norm(pull) < INERT * gradient:
-                report.warnings.append(
-                    f"this strength is inert: the {pull} pull has norm {report.norm(pull):.3g} where the task's gradient "
-                    f"has {gradient:.3g}. Raise it by orders of magnitude"
-                )
+    stiffest = max(row.stiffness for row in report.layers)
     if stiffest > 2 and any(isinstance(optimizer, SGD) for optimizer in task.optimizers):
         report.warnings.append(
             f"lr·max(D) = {stiffest:.3g} > 2: plain SGD will diverge. Lower the strength or the learning rate, or use Adam"
         )
+
+
+def _advise(name: str, verdict: Verdict, where: str, report: CheckReport) -> None:
+    if verdict.judgement == "inert":
+        moved = f"it changes how the weights move by {percent(verdict.change)}"
+        report.warnings.append(f"{name} is inert: {where} {moved}. Raise its strength")
+    elif verdict.judgement == "too strong":
+        leaves = f"it leaves {percent(verdict.left)} of what the task's gradient does, so the task is not learned"
+        report.warnings.append(f"{name} is too strong: {where} {verdict.why or leaves}. Lower its strength")
+    elif verdict.judgement == "not measured":
+        report.warnings.append(f"{name} was not measured: {verdict.why}")
 
 
 def _remember(name: str, into: dict[str, Tensor]) -> Any:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from afec.guard.task import GuardedTask
 
 __all__ = [
+    "NO_OPTIMIZER",
     "OptimizerFactory",
     "learns_something",
     "optimizers_for_theta_e",
@@ -34,6 +35,10 @@ __all__ = [
 ]
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+NO_OPTIMIZER = (
+    "the expansion has no optimiser: learning() was given optimizer=None. Give it one, or say how θ_e is trained: "
+    "AFEC(optimizer=lambda params: torch.optim.Adam(params, 1e-3)) or AFEC(expand=your_training_function)"
+)
 MEASURED_BATCHES = 8  # enough to see whether the loss went down at all
 
 
@@ -45,10 +50,7 @@ def optimizers_for_theta_e(
         return [factory([p for p in task.model.parameters() if p.requires_grad])]
     optimizers = [rebuilt(unwrapped_optimizer(o), from_initial_lr=from_initial_lr) for o in task.current_optimizers()]
     if not optimizers:
-        raise ValueError(
-            "the expansion has no optimiser: learning() was given optimizer=None. Give it one, or say how θ_e is trained: "
-            "AFEC(optimizer=lambda params: torch.optim.Adam(params, 1e-3)) or AFEC(expand=your_training_function)"
-        )
+        raise ValueError(NO_OPTIMIZER)
     return optimizers
 
 
@@ -107,7 +109,12 @@ def train_theta_e(task: GuardedTask, optimizers: Sequence[Optimizer], epochs: ra
             advance(float(total) / batches)
 
 
-def training_step(task: GuardedTask, optimizers: Sequence[Optimizer], batch: Any) -> Tensor:
+def training_step(
+    task: GuardedTask,
+    optimizers: Sequence[Optimizer],
+    batch: Any,
+    after_backward: Callable[[], object] | None = None,
+) -> Tensor:
     """One step of all optimisers on one batch; its loss."""
 
     def closure() -> Tensor:
@@ -115,6 +122,8 @@ def training_step(task: GuardedTask, optimizers: Sequence[Optimizer], batch: Any
             optimizer.zero_grad()
         loss = task.problem.loss(task.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
+        if after_backward is not None:
+            after_backward()
         return loss
 
     with torch.enable_grad():

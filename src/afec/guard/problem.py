@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -142,8 +143,28 @@ def _first_of_batch(model: nn.Module, batch: Any) -> Tensor:
             f"the default predict is model(batch[0]), for batches (input, target); this batch is a {type(batch).__name__}. "
             "Give predict=lambda model, batch: …"
         )
-    output: Tensor = model(batch[0])
+    try:
+        output: Tensor = model(batch[0])
+    except TypeError as error:
+        _explain_missing_inputs(model, batch[0], error)
+        raise
     return output
+
+
+def _explain_missing_inputs(model: nn.Module, inputs: Any, error: TypeError) -> None:
+    """Raise an error that says what to give, where `forward` does not take the batch's first part alone."""
+    try:
+        signature = inspect.signature(unwrapped(model).forward)
+    except ValueError:  # a forward that is not written in Python
+        return
+    try:
+        signature.bind(inputs)
+    except TypeError as why:
+        raise TypeError(
+            f"{type(model).__name__}.forward{signature} cannot be called as model(batch[0]): {why}. Give "
+            "loss_fn=lambda model, batch: …, which computes the loss of a whole batch, and where the Fisher kind or MAS needs "
+            "the output also predict=lambda model, batch: …"
+        ) from error
 
 
 class _LossOfBatch:
@@ -165,7 +186,21 @@ class _LossOfBatch:
                 f"loss_fn is a criterion (output, target), which needs batches (input, target); this batch is a "
                 f"{type(batch).__name__}. Give loss_fn=lambda model, batch: …"
             )
-        return self._checked(self.loss_fn(self.predict(model, batch), batch[1]))
+        output = self.predict(model, batch)
+        try:
+            loss = self.loss_fn(output, batch[1])
+        except (TypeError, AttributeError) as error:
+            if isinstance(output, Tensor):
+                raise
+            raise TypeError(
+                f"the model's output is a {type(output).__name__}, which the criterion {self._name} does not take ({error}). "
+                "Give loss_fn=lambda model, batch: …, which computes the loss of a whole batch"
+            ) from error
+        return self._checked(loss)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
 
     def _decide(self, model: nn.Module, batch: Any) -> Tensor:
         try:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from afec.gaussian import Quadratic
 from afec.guard.expansion import training_step
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from afec.guard.task import GuardedTask
     from afec.guard.term import Term
 
-__all__ = ["rehearsed_steps", "walk", "watched"]
+__all__ = ["MOST_STEPS", "Walk", "rehearsed_steps", "walk", "watched"]
 
 MOST_STEPS = 50
 
@@ -33,21 +37,54 @@ def watched(task: GuardedTask, quadratic: Quadratic, observer: Observer | None =
     return puller
 
 
-def walk(task: GuardedTask, quadratic: Quadratic, until: float, observer: Observer | None = None) -> int:
-    """Some steps with the user's optimisers; how many."""
-    if not task.optimizers:
-        return 0
-    puller = watched(task, quadratic, observer)
+@dataclass
+class Walk:
+    """How many steps were taken, and the norm of the task's gradient in each."""
+
+    norms: list[float] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return len(self.norms)
+
+
+def walk(
+    task: GuardedTask,
+    quadratic: Quadratic,
+    *,
+    until: float = math.inf,
+    most: int = MOST_STEPS,
+    observer: Observer | None = None,
+    batches: Iterable[Any] | None = None,
+    against: Walk | None = None,
+) -> Walk:
+    """Some steps with the user's optimisers, the same at every call.
+
+    `against` is an earlier walk: the task's gradient is turned to climb the loss, with the norms that it had there, because
+    uphill it would grow without bound.
+    """
+    puller, taken = watched(task, quadratic, observer), Walk()
     try:
         with forked(task.seed("walk"), task.device):
             passes = (task.batches("walk", epoch, training=True) for epoch in itertools.count())
-            for batch in itertools.islice(itertools.chain.from_iterable(passes), MOST_STEPS):
-                training_step(task, task.optimizers, batch)
+            source = itertools.chain.from_iterable(passes) if batches is None else batches
+            for number, batch in enumerate(itertools.islice(source, most)):
+                seen: list[float] = []  # LBFGS looks several times
+
+                def look(number: int = number, seen: list[float] = seen) -> None:
+                    grads = [weight.grad for weight in task.model.parameters() if weight.grad is not None]
+                    seen.append(float(nn.utils.get_total_norm(grads)))
+                    if against is not None:
+                        torch._foreach_mul_(grads, -against.norms[number] / max(seen[-1], 1e-30))
+
+                training_step(task, task.optimizers, batch, look)
+                taken.norms.append(seen[0])
                 if time.monotonic() > until:
                     break
     finally:
         puller.detach()
-    return puller.steps
+    return taken
 
 
 def rehearsed_steps(task: GuardedTask, term: Term, flight: State, seconds: float) -> State | None:
@@ -62,5 +99,6 @@ def rehearsed_steps(task: GuardedTask, term: Term, flight: State, seconds: float
 
     if not task.model.training:
         task.model.train()
-    walk(task, Quadratic({}, {}, {}, torch.zeros(())), time.monotonic() + seconds, observer_of([term], tell))
+    nothing = Quadratic({}, {}, {}, torch.zeros(()))
+    walk(task, nothing, until=time.monotonic() + seconds, observer=observer_of([term], tell))
     return latest

@@ -7,7 +7,7 @@ known, and s is the norm of `.grad` now over the one it had. A step that was ski
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,11 @@ class Step:
 
     change: dict[str, Tensor]
     """δ = θ after the step less θ before it."""
+
+    def only(self, names: Container[str]) -> Step:
+        """The part of these weights."""
+        kept = ({n: t for n, t in part.items() if n in names} for part in (self.gradient, self.total, self.change))
+        return Step(*kept)
 
 
 class _Observes(Protocol):

@@ -31,10 +31,16 @@ from afec.randomness import forked, seed_from
 
 if TYPE_CHECKING:
     from afec.guard.base import Guard, State
+    from afec.guard.term import Term
 
-__all__ = ["GuardedTask"]
+__all__ = ["GuardedTask", "is_guarded"]
 
 _UNDER_GUARD: dict[int, str] = {}  # the weights that a live task holds, so that no two guards pull one weight
+
+
+def is_guarded(weight: Tensor) -> bool:
+    """Whether a task that has begun and not ended guards this weight."""
+    return id(weight) in _UNDER_GUARD
 
 
 class GuardedTask:
@@ -59,13 +65,17 @@ class GuardedTask:
         self.guard, self.number = guard, guard.tasks_done  # counted from 0
         self.processes = processes_of(model)
         self.model = unwrapped(model)
-        self.weights = guarded_weights(self.model, guard.params)
+        self.terms = tuple(term for term in guard.terms if not term.is_off)
+        # A term's own `params=`, else the guard's.
+        chosen = [guard.params if term.params is None else term.params for term in self.terms or guard.terms]
+        parts = [guarded_weights(self.model, params) for params in chosen]
+        self._weights_of = {term.name: part for term, part in zip(self.terms, parts, strict=False)}
+        self.weights = {name: weight for part in parts for name, weight in part.items()}
         self.device = next(iter(self.weights.values())).device
         self.optimizers = _as_optimizers(optimizer)
         self.passes = Passes(data, self.device, batch_size)
         self.problem = read_problem(self.model, loss_fn, predict, likelihood, split, class_axis, mask)
         self.progress, self.train = progress, train
-        self.terms = tuple(term for term in guard.terms if not term.is_off)
         self.flights: dict[str, State] = {}
         self.started = False  # the expansion is over
         self.samples_measured = 0  # how many samples went through Fisher and importance passes
@@ -91,10 +101,11 @@ class GuardedTask:
     def penalties(self) -> dict[str, Tensor]:
         """The value of each kind of pull apart, by its name ("old", "forgetting"); `penalty()` is their sum."""
         total = {term.pull_name: torch.zeros(()) for term in self.terms}
-        for name, (weight, gaussian) in self._quadratics():
-            weights = {key: self.weights[key].detach().to(mean) for key, mean in gaussian.mean.items()}
-            value = weight * gaussian.penalty(weights)
-            total[name] = total[name].to(value) + value
+        for term in self.terms:
+            for weight, gaussian in self._quadratics(term):
+                weights = {key: self.weights[key].detach().to(mean) for key, mean in gaussian.mean.items()}
+                value = weight * gaussian.penalty(weights)
+                total[term.pull_name] = total[term.pull_name].to(value) + value
         return total
 
     def bookmark(self) -> None:
@@ -118,7 +129,7 @@ class GuardedTask:
         if optimizer is not None:
             self.optimizers = _as_optimizers(optimizer)
             self._puller.latest = None
-        self.flights = {t.name: t.begin_epoch(self, self.state_of(t), self.flights[t.name]) for t in self.terms}
+        self.flights = {t.name: self._begin_epoch(t) for t in self.terms}
         self._merge()
 
     def accept(self) -> None:
@@ -132,7 +143,7 @@ class GuardedTask:
         try:
             self._puller.verify()
             self._puller.detach()
-            states = {t.name: t.end_task(self, self.state_of(t), self.flights[t.name]) for t in self.terms}
+            states = {t.name: self._end_task(t) for t in self.terms}
         except BaseException:
             self.abort()
             raise
@@ -147,11 +158,25 @@ class GuardedTask:
 
     # -- for the methods ------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def only(self, term: Term) -> Iterator[None]:
+        """Inside, `weights` and all that is measured on them are the term's own: what its `params=` says."""
+        everything, self.weights = self.weights, self._weights_of[term.name]
+        try:
+            yield
+        finally:
+            self.weights = everything
+
     @property
     def idle(self) -> bool:
         """Whether the guard will neither pull nor watch any step of this task, as most do in the first one."""
         later = any(term.acts_later(self.flights[term.name]) for term in self.terms)
         return self._puller.quadratic is None and self._puller.observer is None and not later
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task has begun and was neither ended nor aborted."""
+        return self.guard._task is self
 
     @property
     def steps(self) -> int:
@@ -179,7 +204,8 @@ class GuardedTask:
         seed = self.seed("data", *purpose)
         for batch in self.passes.one(seed, batch_size=batch_size, training=training, whole=training):
             if not self._reached:
-                check_reaches(self.problem, self.weights, batch, self.seed("first"))
+                for part in {frozenset(part): part for part in self._weights_of.values()}.values() or [self.weights]:
+                    check_reaches(self.problem, part, batch, self.seed("first"))
                 self._reached = True
                 self._first = None if self.started else batch
             yield batch
@@ -306,14 +332,17 @@ class GuardedTask:
             with forked(self.seed("first"), self.device):
                 next(iter(self.batches("first")))
         for term in self.terms:
-            if lacking := term.lacks(self):
+            with self.only(term):
+                lacking = term.lacks(self)
+            if lacking:
                 raise ValueError(lacking)
         self._first = None
         if self.guard._flights is not None:  # saved in the middle of this task
             self.flights = dict(self.guard._flights)
         for term in self.terms:  # one that was off when the task was saved begins now
             if term.name not in self.flights:
-                self.flights[term.name] = term.begin_task(self, self.state_of(term))
+                with self.only(term):
+                    self.flights[term.name] = term.begin_task(self, self.state_of(term))
         self._merge()
         self._puller.observer = observer_of(self.terms, self._after_step, reduces=self.processes.several)
         self._puller.attach()
@@ -322,15 +351,24 @@ class GuardedTask:
     def _after_step(self, step: Step) -> None:
         for term in self.terms:
             if term.observes:
-                self.flights[term.name] = term.after_step(self, self.flights[term.name], step)
+                with self.only(term):
+                    own = step.only(self.weights)
+                    self.flights[term.name] = term.after_step(self, self.flights[term.name], own)
+
+    def _begin_epoch(self, term: Term) -> State:
+        with self.only(term):
+            return term.begin_epoch(self, self.state_of(term), self.flights[term.name])
+
+    def _end_task(self, term: Term) -> State:
+        with self.only(term):
+            return term.end_task(self, self.state_of(term), self.flights[term.name])
+
+    def _quadratics(self, term: Term) -> list[tuple[float, Gaussian]]:
+        with self.only(term):
+            return term.quadratics(self, self.state_of(term), self.flights[term.name])
 
     def _merge(self) -> None:
-        self._puller.set(merge([quadratic for _, quadratic in self._quadratics()]))
-
-    def _quadratics(self) -> Iterator[tuple[str, tuple[float, Gaussian]]]:
-        for term in self.terms:
-            for quadratic in term.quadratics(self, self.state_of(term), self.flights[term.name]):
-                yield term.pull_name, quadratic
+        self._puller.set(merge([quadratic for term in self.terms for quadratic in self._quadratics(term)]))
 
     def _close(self) -> None:
         self._puller.detach()
@@ -341,7 +379,7 @@ class GuardedTask:
             self.guard._task = None
 
     def _check_alive(self) -> None:
-        if self.guard._task is not self:
+        if not self.is_open:
             raise RuntimeError("this task has ended already; open the next one with guard.learning() or guard.begin()")
 
     def _warn_once(self, message: str) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from afec.fisher import Kind
 from afec.gaussian import Gaussian, forgetting_from_beta, grown
 from afec.guard import (
+    NO_OPTIMIZER,
     FisherOptions,
     GuardedTask,
     OptimizerFactory,
@@ -127,13 +128,17 @@ class AFEC(Term):
     # -- the functions of a term ----------------------------------------------------------------------------------
 
     def lacks(self, task: GuardedTask) -> str | None:
-        """How θ_e is to be trained, if nobody said so; or a likelihood, for a Fisher that needs one."""
-        if self.schedule == "interleaved" or not (self.epochs is None and self.expand is None and task.train is None):
-            return task.refuses(self.fisher)
-        return (
-            "AFEC needs to know how long to train θ_e: epochs=20, or expand=a function that trains the model, or "
-            "learning(…, train=such a function)"
-        )
+        """How θ_e is to be trained, if nobody said so, and by which optimiser; or a likelihood, for a Fisher that needs one."""
+        untold = self.epochs is None and self.expand is None and task.train is None
+        if self.schedule == "sequential" and untold:
+            return (
+                "AFEC needs to know how long to train θ_e: epochs=20, or expand=a function that trains the model, or "
+                "learning(…, train=such a function)"
+            )
+        # Under the interleaved schedule task.epoch() may still be given one.
+        if self.epochs is not None and self.optimizer is None and not task.optimizers:
+            return NO_OPTIMIZER
+        return task.refuses(self.fisher)
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """Expansion, unless it comes epoch by epoch."""
