@@ -125,10 +125,22 @@ class _OutputNorm:
         self.settled = False
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        assert self.problem.predict is not None, "read_problem() has seen to it"
+        output = self.problem.predict(model, batch)
         if not self.settled:  # the first batch tells, as it does for a Fisher
-            self.problem, self.settled = settled(self.problem, next(taken_apart(self.problem, batch))), True
-        assert self.problem.predict is not None, "settled() has called it"
-        places, share = laid_out(self.problem, self.problem.predict(model, batch), batch)
+            self.problem, self.settled = self._settled(model, output, batch), True
+        places, share = laid_out(self.problem, output, batch)
         norms = places.square().sum(2) if self.norm == "squared" else torch.linalg.vector_norm(places, dim=2)
         of_samples = (share * norms).sum(1)
         return of_samples.mean() if self.mean else of_samples.sum()
+
+    def _settled(self, model: nn.Module, output: Tensor, batch: Any) -> Problem:
+        """With its class axis known. Batch-norm cannot take the single sample that tells, so the net is in eval mode."""
+        if isinstance(output, Tensor) and output.dim() == 2:
+            return replace(self.problem, class_axis=1)
+        mode = model.training
+        model.eval()
+        try:
+            return settled(self.problem, next(taken_apart(self.problem, batch)))
+        finally:
+            model.train(mode)
