@@ -156,8 +156,8 @@ def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
     report.verdicts = {term.name: every[term.name] for term in task.terms}
     _take_norms(task, terms, steps, report)
     names = ", ".join(sorted({type(optimizer).__name__ for optimizer in task.optimizers}))
-    first = "" if task.guard.tasks_done else "; they stand for the old task's, which is still to be learned"
-    report.facts.append(f"measured in {steps} steps of {names} from the present weights, which were put back{first}")
+    first = "" if task.guard.tasks_done else " (as if the old task's)"
+    report.facts.append(f"measured in {steps} steps of {names} from the present weights{first}, which were put back")
     for name, verdict in found.items():
         _advise(name, verdict, f"in {steps} steps of {names}", report)
 
