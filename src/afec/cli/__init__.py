@@ -103,6 +103,9 @@ def tune(
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
     out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be tried and how long it may take.")
+    ] = False,
 ) -> None:
     """Tune a method on validation accuracy: λ first, without AFEC, then λ_e with that λ kept, as in the paper."""
     if search not in ("grid", "tpe"):
@@ -116,7 +119,11 @@ def tune(
     )  # fmt: skip
     from afec.cli import work
 
-    work.tune(how, work.Place(runs, workers, tensorboard), benchmark, out)
+    place = work.Place(runs, workers, tensorboard)
+    if dry_run:
+        work.say_trials(how, place)
+    else:
+        work.tune(how, place, benchmark, out)
 
 
 @app.command()
