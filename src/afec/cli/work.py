@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from afec.cli.reports import PICTURES
-from afec.files import FileError, write_text
+from afec.files import FileError, why_unwritable, write_text
 from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_buildable, execute
 from afec.lab.board import check_tensorboard
 from afec.lab.directory import TUNING
@@ -95,6 +95,9 @@ def _say_default_grids(console: Console, how: Plan) -> None:
 
 def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
     """Tune, and write what was found; `benchmark` is how the user has called it."""
+    _check_writable("--runs", place.runs, place.runs)
+    if out:
+        _check_writable("--out", out, out.parent)
     console = console_here()
     _say_default_grids(console, how)
     with Watch(console, trials_of(how) * len(how.seeds)) as watch:
@@ -123,6 +126,8 @@ def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
     """Run, and show what came out."""
     if picture:
         _check_picture(picture, jobs)
+    if not all(RunDirectory.of(place.runs, job.config, job.seed).done for job in jobs):
+        _check_writable("--runs", place.runs, place.runs)
     origins = check_buildable(jobs)
     console, workers, runs = console_here(), place.workers or workers_for(jobs), place.runs
     for words in origins:
@@ -144,6 +149,12 @@ def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
     if failed:
         print(f"{len(failed)} of {len(outcomes)} runs failed; their directories have the tracebacks", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _check_writable(option: str, given: Path, folder: Path) -> None:
+    """Before hours of work, in one line."""
+    if why := why_unwritable(folder):
+        raise SpecError(f"{option} {given} cannot be written to ({why}); give a directory that you may write to")
 
 
 def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
