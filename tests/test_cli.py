@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import signal
 import subprocess
+import tempfile
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from afec.cli import expanded, main
 from afec.cli.work import STOPPED
-from afec.lab import RunDirectory, benchmark_names, engine, find_runs, plan, run, study, unfinished
+from afec.lab import (
+    RunDirectory,
+    benchmark_names,
+    engine,
+    find_runs,
+    load_benchmark,
+    plan,
+    resolve,
+    run,
+    study,
+    unfinished,
+)
 from afec.methods.expression import METHODS
 from small_processes import accuracies, afec, alive, wait_until
 
@@ -295,11 +310,139 @@ def test_a_failure_is_forgotten_when_the_run_is_done(in_process, tmp_path, monke
     assert found.failure is None
 
 
-def test_a_place_that_cannot_be_written_is_reported(in_process, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "command", [["run", "digits", *SMALL, "--seeds", "1"], ["tune", "digits", *SMALL, "-m", "ewc"]]
+)
+def test_runs_that_cannot_be_written_are_one_clear_line(command, in_process, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "1", "--runs", str(tmp_path / "file")]
-    assert main(command) == 1
-    assert "NotADirectoryError" in capsys.readouterr().err
+    assert main([*command, "--runs", str(tmp_path / "file" / "runs")]) == 2
+    assert capsys.readouterr().err == (
+        f"afec: --runs {tmp_path / 'file' / 'runs'} cannot be written to ({tmp_path / 'file'} is a file); give a directory "
+        "that you may write to\n"
+    )
+
+
+def test_what_the_system_says_about_an_unwritable_place_is_passed_on(in_process, tmp_path, monkeypatch, capsys):
+    """As on a file system that can only be read; root may write anywhere else."""
+
+    def refuse(dir):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("afec.files.tempfile.TemporaryFile", refuse)
+    command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "1", "--runs", str(tmp_path / "runs")]
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        f"afec: --runs {tmp_path / 'runs'} cannot be written to ({tmp_path}: Read-only file system); give a directory that "
+        "you may write to\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("afec.files.tempfile.TemporaryFile", tempfile.SpooledTemporaryFile)
+        assert main(command) == 0
+    assert main(command) == 0  # finished runs are shown from where nothing can be written
+
+
+@pytest.mark.parametrize("command", ["run", "tune"])
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (
+            "ewc+afek",
+            "'ewc+afek': unknown method 'afek'; did you mean 'afec'? There is: afec, ags-cl, ewc, mas, progress-compress, "
+            "rwalk, si",
+        ),
+        ("ewc+joint", "'ewc+joint': joint is a reference and no method, so it adds to nothing; give it alone"),
+        ("ewc+", "method 'ewc+': there is nothing on one side of a +; give methods such as ewc+afec"),
+    ],
+)
+def test_unknown_terms_of_a_sum_are_one_clear_line(command, method, message, tmp_path, capsys):
+    assert main([command, "digits", "-m", method, "--runs", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"afec: {message}\n"
+
+
+# -- images in a folder -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Two tasks of two classes, light and dark, in `my photos/2026`; the working directory is above."""
+    draws = np.random.default_rng(0)
+    for task in ("garden", "kitchen"):
+        for label in range(2):
+            place = tmp_path / "my photos" / "2026" / task / f"class{label}"
+            place.mkdir(parents=True)
+            for number in range(10):
+                pixels = draws.integers(100 * label, 100 * label + 100, (20, 24), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_of_images_runs_as_a_benchmark(photos, in_process, capsys):
+    small = ["--scale", "smoke", "--set", "stream.size=8", "net.name=lenet", "net.size=8"]
+    command = ["run", "folder:my photos/2026", *small, "--method", "finetune", "ewc+afec", "--seeds", "1"]
+    assert main(command) == 0
+    assert "folder-2026 at scale smoke" in capsys.readouterr().out
+    found = find_runs(photos / "runs")
+    assert [run.config.method for run in found] == ["ewc+afec", "finetune"]
+    assert all(run.done and run.config.stream["name"] == "folder:my photos/2026" for run in found)
+    assert {row.name for run in found for row in run.rows()} == {"garden", "kitchen"}
+
+
+def test_a_folder_of_images_is_tuned_and_planned(photos, capsys):
+    assert main(["run", f"folder:{photos / 'my photos' / '2026'}", "--dry-run"]) == 0
+    assert "folder-2026, ewc+afec" in capsys.readouterr().out
+    assert main(["tune", "folder:my photos/2026", "-m", "ewc", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "ewc: ewc.strength=10000\n" in shown
+    assert "3 seeds for each trial, about 12 validation images" in shown  # one of each of four classes, three times
+
+
+def test_a_folder_that_is_nowhere_names_every_place_that_was_tried(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AFEC_DATA", str(tmp_path / "data"))
+    for path, tried in (
+        ("my/photos", f"{tmp_path / 'my/photos'}, {tmp_path / 'data/my/photos'}"),
+        (str(tmp_path / "gone"), str(tmp_path / "gone")),
+    ):
+        assert main(["run", f"folder:{path}"]) == 2
+        error = capsys.readouterr().err
+        assert f"there is no folder {path}; tried: {tried}. Give one with a folder for each task" in error
+        assert error.count("\n") == 1
+    for name in ("folder:", "folder:PATH"):
+        assert main(["run", name]) == 2
+        assert capsys.readouterr().err == (f"afec: {name}: write your own folder for PATH, such as folder:my/images\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_benchmark_of_a_folder_takes_every_method(capsys):
+    found = load_benchmark("folder:somewhere/nice photos!")
+    assert found.name == "folder-nice-photos-"
+    for method in ("finetune", "joint", "scratch", *METHODS, "ewc+afec", "ewc@equal-compute"):
+        assert resolve(found, method, "smoke").stream["name"] == "folder:somewhere/nice photos!"
+    assert main(["list"]) == 0
+    assert len(re.findall(r"^ *folder:PATH ", capsys.readouterr().out, re.MULTILINE)) == 2  # benchmark and stream
+
+
+# -- conditions of a report ---------------------------------------------------------------------------------------
+
+
+def test_a_value_that_no_run_has_is_answered_with_those_that_there_are(in_process, tmp_path, capsys):
+    runs = str(tmp_path)
+    assert main(["run", "digits", *SMALL, "--method", "finetune", "ewc", "--seeds", "1", "--runs", runs]) == 0
+    capsys.readouterr()
+    where = f"(in the 2 runs under {runs})"
+    for condition, message in (
+        ("method=ewx", f"unknown method 'ewx'; did you mean 'ewc'? There is: ewc, finetune {where}"),
+        ("method=ewc,ewx", f"unknown method 'ewx'; did you mean 'ewc'? There is: ewc, finetune {where}"),
+        ("scale=short", f"unknown scale 'short'. There is: smoke {where}"),
+        ("seed=7", f"unknown seed '7'. There is: 0 {where}"),
+    ):
+        for more in ([], ["-o", str(tmp_path / "page.html")]):
+            assert main(["report", runs, "--where", condition, *more]) == 2
+            assert capsys.readouterr().err == f"afec: --where {condition}: {message}\n"
+    assert main(["report", runs, "--where", "method=ewc,mas", "seed=0,1"]) == 0  # what is still to be run may be named
+    assert "1 finished" in capsys.readouterr().out
 
 
 def test_a_stream_that_cannot_be_made_is_refused_before_anything_is_run(in_process, tmp_path, capsys):

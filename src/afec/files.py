@@ -19,6 +19,7 @@ import os
 import secrets
 import stat
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-__all__ = ["FileError", "Tree", "load_tree", "save_tree", "write_bytes", "write_text"]
+__all__ = ["FileError", "Tree", "load_tree", "save_tree", "why_unwritable", "write_bytes", "write_text"]
 
 Tree = Any
 """Dicts, lists, tuples, tensors, numbers, bools, strings and None; mypy has no finite name for it that callers could use."""
@@ -52,6 +53,19 @@ class FileError(ValueError):
 
 class _DamageError(Exception):
     """What is wrong inside a file, on its way to becoming a FileError."""
+
+
+def why_unwritable(folder: Path) -> str:
+    """Why no file can be written into a folder, which need not exist yet; empty where one can. Leaves nothing behind."""
+    folder = folder.absolute()
+    above = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if not above.is_dir():
+        return f"{above} is a file"
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            return ""
+    except OSError as error:
+        return f"{above}: {error.strerror or error}"
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from small_lab import TEXT
 
 from afec.lab.spec import parse_benchmark
@@ -32,12 +34,12 @@ def how(method="ewc+afec", **options):
 
 
 def peak(strength=10, forgetting=1):
-    """Validation is best at these two, and test where validation is worst."""
+    """Validation is best at these two by more than noise, and test where validation is worst."""
 
     def score(settings, seed):
-        distance = abs(settings["ewc"]["strength"] - strength) / 100
+        distance = abs(math.log10(settings["ewc"]["strength"] / strength))
         if "afec" in settings:
-            distance += abs(settings["afec"]["forgetting"] - forgetting) / 100
+            distance += abs(math.log10(settings["afec"]["forgetting"] / forgetting))
         away = distance / (1 + distance)
         return 0.9 - away / 2, 0.1 + away / 2
 

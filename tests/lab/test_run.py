@@ -65,6 +65,24 @@ def test_what_earlier_runs_left_changes_no_number(tmp_path):
         assert (with_them.epochs, with_them.samples) == (alone.epochs, alone.samples)
 
 
+def test_a_recall_stands_in_the_events_with_the_run_and_the_source_that_made_it(tmp_path):
+    made = run(quick_config("ewc", "tiny"), 0, tmp_path)
+    found = run(quick_config("finetune", "tiny"), 0, tmp_path)
+    assert [task["recalled"] for task in made.tasks()] == [{}, {}]
+    first, second = (task["recalled"] for task in found.tasks())
+    environment = json.loads((made.path / "env.json").read_text())
+    (file,) = (tmp_path / "quick" / "shared").iterdir()
+    assert first == {
+        "train": {
+            "key": file.stem,
+            "source": environment["source"],
+            "commit": environment["commit"],
+            "run": f"ewc/{made.config.hash}/seed0",
+        }
+    }
+    assert second == {}
+
+
 # -- references ---------------------------------------------------------------------------------------------------
 
 

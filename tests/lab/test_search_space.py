@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from small_tuning import bench, how
@@ -13,7 +14,8 @@ from afec.lab import (
     load_benchmark,
     resolve,
 )
-from afec.lab.tuning import Plan, planned, search_space, stages, trials_of
+from afec.lab.grids import DEFAULTS
+from afec.lab.tuning import Plan, planned, search_space, stages, trials_of, without_grid
 from afec.methods.expression import METHODS
 
 
@@ -63,14 +65,46 @@ def test_the_grids_of_the_package_give_every_method_and_stage_the_same_number_of
         assert len({len(values) for space in spaces for values in space.values()}) == 1
 
 
-def test_a_missing_grid_is_named():
-    only = bench('[tune.ewc]\nstrength = [1]\n[tune.afec]\nforgetting = [1]\nfisher = "exact"\n')
-    with pytest.raises(SpecError, match=r"quick has no grid for mas: .* \[tune.mas\] strength = \[1, 10, 100\]"):
-        planned(how("mas", benchmark=only))
-    with pytest.raises(SpecError, match=r"no grid for afec in β: .* \[tune.afec\] beta = \[0.1"):
-        planned(how(benchmark=only, beta=True))
-    with pytest.raises(SpecError, match=r"no grid for afec: .* \[tune.afec\] forgetting = "):
-        planned(how(benchmark=bench("[tune.ewc]\nstrength = [1]\n[tune.afec]\nbeta = [0.5]\n")))
+def default(method, beta=False, **settings):
+    """The default grid of the last term, as a benchmark without grids has it."""
+    term = method.split("+")[-1]
+    ((key, values),) = planned(how(method, benchmark=bench(""), beta=beta, sets={"method": {term: settings}}))[-1][
+        1
+    ].items()
+    return key, values
+
+
+def test_a_benchmark_without_grids_has_default_ones_by_the_fisher_kind():
+    tens = (1, 10, 100, 1000, 10_000)
+    for kind in ("auto", "exact", "sample"):
+        assert default("ewc", fisher=kind) == ("ewc.strength", tens)
+    assert default("ewc", fisher="empirical") == ("ewc.strength", tuple(100 * value for value in tens))
+    assert default("ewc", fisher="batched", fisher_batch=20) == ("ewc.strength", tuple(2000 * value for value in tens))
+    assert default("ewc", preset="official") == default("ewc", fisher="batched", fisher_batch=20)
+    assert default("mas") == ("mas.strength", (0.1, 1, 10, 100, 1000))
+    assert default("ewc+afec") == ("afec.forgetting", (0.01, 0.1, 1, 10, 100))
+    assert default("ewc+afec", beta=True) == ("afec.beta", (0.01, 0.1, 0.5, 0.9, 0.99))
+    name, values = default("ewc+afec", fisher="batched", fisher_batch=20)
+    assert (name, values) == ("afec.forgetting", pytest.approx((0.02, 0.2, 2, 20, 200)))
+
+
+def test_default_grids_give_every_method_the_same_number_of_trials():
+    assert set(DEFAULTS) == set(METHODS)
+    lengths = {len(v) for grids in DEFAULTS.values() for grid in grids for k, v in grid.items() if k != "fisher"}
+    assert lengths == {5}
+
+
+def test_a_grid_of_the_benchmark_goes_before_the_default_one():
+    only = how("ewc+mas+afec", benchmark=bench("[tune.ewc]\nstrength = [7]\n[tune.afec]\nforgetting = [1]\n"))
+    assert planned(only)[0][1]["ewc.strength"] == (7.0,)
+    assert without_grid(only) == ["mas"]
+    assert without_grid(replace(only, beta=True)) == ["mas", "afec"]  # it has one in λ_e, and none in β
+
+
+def test_a_method_without_any_grid_is_named(monkeypatch):
+    monkeypatch.delitem(DEFAULTS, "mas")
+    with pytest.raises(SpecError, match=r"quick has no grid for mas, .* \[tune.mas\] strength = \[1, 10, 100\]"):
+        planned(how("mas", benchmark=bench("")))
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,66 @@ def test_tuning_and_running_from_the_command_line(in_process, tmp_path, capsys):
     assert "seed 100: done" not in shown
 
 
+def test_a_dry_run_lists_the_trials_and_what_they_cost_and_runs_nothing(fake, tmp_path, capsys):
+    ran = fake(peak(strength=10))
+    command = ["tune", quick_file(tmp_path, TEXT + GRIDS), "--scale", "tiny", "-m", "ewc+afec", "--seeds", "2"]
+    command += ["--workers", "1", "--runs", str(tmp_path / "r")]
+    before = sorted(tmp_path.rglob("*"))
+    assert main([*command, "--dry-run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:3] == ["ewc: ewc.strength=1", "ewc: ewc.strength=10", "ewc: ewc.strength=100"]
+    assert shown[3:6] == [f"ewc+afec: ewc.strength as found, afec.forgetting={value}" for value in ("0.1", "1", "10")]
+    assert re.fullmatch(r"2 seeds for each trial, about \d+ validation images", shown[6])
+    assert shown[7].startswith("12 runs: 0 done, 0 begun, 12 to start; how long it takes is not known")
+    assert shown[7].endswith(", on 1 processes; nothing was run")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert ran == []
+
+    # A reported run of a second says what trials take; those of the first stage are done, so its λ is known.
+    assert main(["run", *command[1:4], "-m", "ewc+afec", *command[6:], "--seeds", "1"]) == 0
+    assert main([*command[:5], "ewc", *command[6:]]) == 0
+    capsys.readouterr()
+    count = len(ran)
+    assert main([*command, "--dry-run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[3:6] == [f"ewc+afec: ewc.strength=10, afec.forgetting={value}" for value in ("0.1", "1", "10")]
+    assert shown[7] == "12 runs: 6 done, 0 begun, 6 to start; about 6 seconds, on 1 processes; nothing was run"
+    assert len(ran) == count
+
+
+def test_a_dry_run_of_tpe_says_its_ranges(fake, tmp_path, capsys):
+    ran = fake(peak())
+    command = ["tune", quick_file(tmp_path, TEXT + GRIDS), "--scale", "tiny", "-m", "ewc", "--search", "tpe"]
+    assert main([*command, "--trials", "7", "--seeds", "2", "--runs", str(tmp_path / "r"), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "ewc: 7 trials by TPE, ewc.strength from 1 to 100\n" in shown
+    assert "14 runs: 0 done" in shown
+    assert ran == []
+
+
+def test_a_default_grid_is_searched_and_said(fake, tmp_path, capsys):
+    fake(lambda settings, seed: (0.9 if settings["mas"]["strength"] == 10 else 0.1, 0.5))
+    command = ["tune", quick_file(tmp_path), "--scale", "tiny", "-m", "mas", "--seeds", "1", "--runs", str(tmp_path)]
+    words = "quick has no grid for mas: the default one is searched; [tune.mas] gives another"
+    for more in (["--dry-run"], []):
+        assert main([*command, *more]) == 0
+        assert words in capsys.readouterr().out
+    assert tomllib.loads((tmp_path / "quick" / "tune" / "mas-tiny.toml").read_text())["method"]["mas"]["strength"] == 10
+
+
+def test_noise_is_said_on_the_screen_and_in_the_file(fake, tmp_path, capsys):
+    fake(lambda settings, seed: ({1: 0.3, 10: 0.75, 100: 0.74}[settings["ewc"]["strength"]], 0.5))
+    command = ["tune", quick_file(tmp_path, TEXT + GRIDS), "--scale", "tiny", "-m", "ewc", "--runs", str(tmp_path)]
+    assert main(command) == 0
+    shown, file = capsys.readouterr().out, tmp_path / "quick" / "tune" / "ewc-tiny.toml"
+    assert re.search(r"ewc.strength=10 +│ 75.0 ± 0.0 +│ [\d.]+ +│ best mean", shown)
+    assert re.search(r"ewc.strength=100 +│ 74.0 ± 0.0 +│ [\d.]+ +│ taken, within noise of the best", shown)
+    for text in (shown, file.read_text()):
+        assert "ewc.strength=10 has the highest mean, 75.0 %. It cannot be told apart from ewc.strength=100" in text
+        assert "too few validation images to be sure" in text
+    assert load_tuned(file).method["ewc"]["strength"] == 100
+
+
 def test_out_says_where_and_tpe_and_beta_can_be_asked_for(fake, tmp_path, capsys):
     fake(peak(strength=100, forgetting=0.1))
     command = ["tune", "digits", "--scale", "smoke", "-m", "ewc+afec", "--search", "tpe", "--trials", "3", "--beta"]

@@ -16,8 +16,9 @@ from afec.lab import (
     find_runs,
     plan,
 )
+from afec.lab.choice import Trial
 from afec.lab.spec import load_tuned
-from afec.lab.tuning import Trial, Tuned, tune
+from afec.lab.tuning import Tuned, tune
 from afec.report.search import draw_search, trials_table
 
 
@@ -87,6 +88,16 @@ def test_binary_and_missing_files_of_a_tuning_are_refused(tmp_path):
             load_tuned(tmp_path / name)
 
 
+def test_the_table_marks_what_noise_leaves_open():
+    """√(½·½/103) is 4.9 points."""
+    scores = {1.0: 0.2, 10.0: 0.5, 100.0: 0.48}
+    trials = tuple(Trial("ewc", {"ewc.strength": key}, (score,), images=100) for key, score in scores.items())
+    cells = [list(column.cells) for column in trials_table(Tuned("ewc", trials[2].values, trials)).columns]
+    assert cells[2] == ["20.0", "50.0", "[bold]48.0[/bold]"]
+    assert cells[3][1] == "4.9"
+    assert cells[4] == ["", "best mean", "taken, within noise of the best"]
+
+
 def test_table_and_picture_of_any_outcome(tmp_path):
     one = Trial("ewc", {"ewc.strength": 0.0}, (0.5,))
     two = Trial("ewc", {"ewc.strength": 10.0}, ())
@@ -95,6 +106,8 @@ def test_table_and_picture_of_any_outcome(tmp_path):
     cells = [list(column.cells) for column in trials_table(tuned).columns]
     assert cells[1] == ["ewc.strength=0", "ewc.strength=10", "ewc.strength=0, afec.beta=0.5"]
     assert cells[2] == ["[bold]50.0[/bold]", "failed", "[bold]60.0 ± 14.1[/bold]"]
+    assert cells[3] == ["0.0", "", "10.0"]
+    assert cells[4] == ["taken, best mean", "", "taken, best mean"]
     draw_search(tmp_path / "new" / "p.svg", tuned, "title")
     picture = (tmp_path / "new" / "p.svg").read_text()
     assert "<svg" in picture

@@ -64,8 +64,8 @@ def small_learner(tasks: list[Task], guard: afec.Guard | None = None, **options:
 
 
 def numbers(took: list[Learned]) -> list[Learned]:
-    """What learning took, without the clocks."""
-    return [replace(one, seconds={}, cpu_seconds={}) for one in took]
+    """What learning took, without the clocks, and whether it was trained here or recalled."""
+    return [replace(one, seconds={}, cpu_seconds={}, recalled={}) for one in took]
 
 
 def same(one: object, other: object) -> bool:

@@ -1,6 +1,9 @@
 """A memo spares trainings that no guard touches, and changes no bit."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import nn
 
 import afec
 from afec.learner import Fit, Memo, Schedule
+from afec.learner import memo as memo_module
 from afec.learner.machine import Machine
 from afec.learner.tasks import Batches, HeadLoss
 from afec.nets import MultiHead
@@ -137,5 +141,108 @@ def test_which_weights_train_types_processor_and_version_are_in_the_name(tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr("afec.learner.memo.metadata.version", lambda name: "99.0")
         different.append(path())
-    assert len(set(different)) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr("afec.learner.memo.training_source", lambda: "other code")
+        different.append(path())
+    assert len(set(different)) == 6
     assert path() == different[0]
+
+
+# -- which code made it -------------------------------------------------------------------------------------------
+
+
+def recalls(guard, memo):
+    """What each task says about the trainings that it was spared."""
+    stream = few_tasks(2)
+    learner = small_learner(stream, guard, memo=memo)
+    return [learner.learn(task).recalled for task in stream]
+
+
+def test_other_source_code_recalls_nothing_and_the_same_says_whose_training_it_took(tmp_path, monkeypatch):
+    assert recalls(GUARDS["ewc+afec"](), Memo(tmp_path, {"commit": "abc", "run": "first"})) == [{}, {}]
+    first, second = recalls(GUARDS["ewc+afec"](), Memo(tmp_path, {"commit": "def"}))
+    assert (set(first), set(second)) == ({"train"}, {"theta_e"})
+    source = memo_module.training_source()
+    for recalled in (first["train"], second["theta_e"]):
+        assert recalled == {"key": recalled["key"], "source": source, "commit": "abc", "run": "first"}
+        assert (tmp_path / f"{recalled['key']}.safetensors").exists()
+    monkeypatch.setattr(memo_module, "training_source", lambda: "other code")
+    assert recalls(GUARDS["ewc+afec"](), Memo(tmp_path)) == [{}, {}]
+    third, _ = recalls(GUARDS["ewc"](), Memo(tmp_path))
+    assert third["train"] == {"key": third["train"]["key"], "source": "other code"}
+
+
+def test_a_recall_is_not_forgotten_by_a_resume(tmp_path):
+    class Stop(BaseException):
+        pass
+
+    saved = []
+
+    def stop(phase):
+        if (phase.task, phase.phase) == (1, "train"):
+            saved.append(stopped.state_dict())
+            raise Stop
+
+    stream, memo = few_tasks(2), Memo(tmp_path)
+    learner = small_learner(stream, GUARDS["ewc+afec"](), memo=memo)
+    for task in stream:
+        learner.learn(task)  # leaves θ_e of the second task
+    stopped = small_learner(stream, GUARDS["ewc+afec"](), memo=memo, on_phase=stop)
+    stopped.learn(stream[0])
+    with pytest.raises(Stop):
+        stopped.learn(stream[1])
+    again = small_learner(stream, GUARDS["ewc+afec"]())  # without a memo: it can only know by what was saved
+    again.load_state_dict(saved[0])
+    assert set(again.learn(stream[1]).recalled) == {"theta_e"}
+
+
+def test_the_digest_is_of_the_code_that_trains(tmp_path):
+    """One changed byte, or a file of another name, is other code."""
+    (tmp_path / "nets").mkdir()
+    file = tmp_path / "nets" / "one.py"
+    digests = set()
+    for name, text in (("one.py", "a"), ("one.py", "b"), ("two.py", "b")):
+        file = file.rename(file.with_name(name)) if file.exists() else file.with_name(name)
+        file.write_text(text)
+        digests.add(memo_module.source_digest([file], tmp_path))
+    assert len(digests) == 3
+    assert memo_module.source_digest([file], tmp_path) in digests
+
+
+def test_rooms_that_are_left_out_cannot_change_a_training():
+    """They come after the learner, which imports only rooms before it (tests/test_house.py)."""
+    rooms = {name.removesuffix(".py") for name in memo_module.CANNOT_TRAIN}
+    assert all((memo_module.PACKAGE / name).exists() for name in memo_module.CANNOT_TRAIN)
+    trains = {name.split(".")[1] for name in _loaded_by("afec.learner") if name.startswith("afec.")}
+    assert "learner" in trains
+    assert not rooms & trains
+
+
+def _loaded_by(name):
+    """The modules that are loaded once this one is, in a process of its own."""
+    code = f"import sys, {name}; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_the_file_of_a_net_of_ones_own_is_in_the_name(tmp_path):
+    (task,) = few_tasks(1)
+
+    def path(text):
+        file = tmp_path / "own_layer.py"
+        file.write_text(f"from torch import nn\nclass Own(nn.ReLU):\n    def forward(self, x): return {text}\n")
+        spec = spec_from_file_location("own_layer", file)
+        module = module_from_spec(spec)
+        sys.modules["own_layer"] = module
+        spec.loader.exec_module(module)
+        torch.manual_seed(0)
+        net = MultiHead(nn.Sequential(nn.Flatten(), nn.Linear(64, 4), module.Own()), [2], features=4)
+        loss = HeadLoss(0, task.loss, Machine())
+        batches = Batches(task.train), Batches(task.validation)
+        return Memo(tmp_path).path(Fit(net, *batches, loss, SHORT, 0, Machine()))
+
+    try:
+        first, second, third = path("x"), path("x.abs()"), path("x")
+    finally:
+        del sys.modules["own_layer"]
+    assert first != second
+    assert third == first

@@ -26,6 +26,8 @@ from afec.methods.expression import FINETUNE, METHODS
 from afec.naming import unknown
 from afec.nets import NETS
 from afec.streams import STREAMS
+from afec.streams.folder import PREFIX
+from afec.streams.registry import FOLDER
 
 __all__ = ["app", "main"]
 
@@ -47,7 +49,10 @@ def _afec() -> None:
 @app.command()
 def run(
     benchmarks: Annotated[
-        list[str], typer.Argument(help="Names of benchmarks (see `afec list`), or paths of TOML files.")
+        list[str],
+        typer.Argument(
+            help="Names of benchmarks (see `afec list`), paths of TOML files, or folder:PATH for your images."
+        ),
     ],
     method: Annotated[
         list[str],
@@ -85,7 +90,7 @@ def run(
 
 @app.command()
 def tune(
-    benchmark: Annotated[str, typer.Argument(help="The name of a benchmark, or the path of a TOML file.")],
+    benchmark: Annotated[str, typer.Argument(help="A benchmark's name, a TOML file's path, or folder:PATH.")],
     method: Annotated[str, typer.Option("--method", "-m", help="The method: ewc, mas+afec, …")],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds each trial has.")] = 3,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them; not one that is reported.")] = 100,
@@ -103,6 +108,9 @@ def tune(
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
     out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be tried and how long it may take.")
+    ] = False,
 ) -> None:
     """Tune a method on validation accuracy: λ first, without AFEC, then λ_e with that λ kept, as in the paper."""
     if search not in ("grid", "tpe"):
@@ -116,7 +124,11 @@ def tune(
     )  # fmt: skip
     from afec.cli import work
 
-    work.tune(how, work.Place(runs, workers, tensorboard), benchmark, out)
+    place = work.Place(runs, workers, tensorboard)
+    if dry_run:
+        work.say_trials(how, place)
+    else:
+        work.tune(how, place, benchmark, out)
 
 
 @app.command()
@@ -185,6 +197,8 @@ def list_() -> None:
     for name in benchmark_names():
         found = load_benchmark(name)
         table.add_row(name, ", ".join(found.scales), ", ".join(found.variant), found.description)
+    found = load_benchmark(f"{PREFIX}my/images")
+    table.add_row(FOLDER, ", ".join(found.scales), ", ".join(found.variant), found.description)
     console.print(table)
     table = _listing("methods", "")
     table.add_row(FINETUNE, "no guard: what the others are compared with")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from afec.files import write_text
-from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
+from afec.files import why_unwritable, write_text
+from afec.lab import REFERENCES, RunConfig, RunDirectory, RunError, SpecError, find_runs
 from afec.lab.spec import value_of
 from afec.methods.expression import FINETUNE, terms_of
 from afec.naming import unknown
@@ -84,7 +83,7 @@ def _draw(out: Path, figure: str, done: Runs) -> None:
 def _write_page(console: Console, root: Path, out: Path, where: list[str], *, watch: bool, pictures: bool) -> None:
     """The page, once or again and again until Ctrl-C; what is written last does not reload itself."""
     command = shlex.join(["afec", *sys.argv[1:]])
-    library = Library(root, where)
+    library = Library(root, where, watching=watch)
     drawn: Drawn | None = {} if pictures else None
 
     def write(readings: list[Reading], *, watching: bool) -> None:
@@ -123,14 +122,14 @@ def _unwritable(out: Path, why: str) -> SpecError:
 class Library:
     """The runs under a directory; one that has not changed is not read again."""
 
-    def __init__(self, root: Path, where: list[str]) -> None:
-        self.root, self.where = root, where
+    def __init__(self, root: Path, where: list[str], *, watching: bool = False) -> None:
+        self.root, self.where, self.watching = root, where, watching
         self.states: Counter[str] = Counter()
         self._known: dict[Path, tuple[object, Reading]] = {}
 
     def readings(self) -> list[Reading]:
         """All of them, as they are now: those that fit, and those that nobody can read."""
-        found, _ = chosen(self.root, self.where)
+        found, _ = chosen(self.root, self.where, watching=self.watching)
         readings = [self._read(run, config) for config, run in found]
         fits = {run.path for _, run in found}
         for run in find_runs(self.root):
@@ -167,19 +166,22 @@ def check_arguments(
     if out and out.suffix not in (*PAGES, *PICTURES, *TABLES):
         raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PAGES, *PICTURES, *TABLES))}")
     if out:
-        above = next(parent for parent in out.absolute().parents if parent.exists())
         if out.is_dir():
             raise _unwritable(out, "it is a directory")
-        if not above.is_dir() or not os.access(above, os.W_OK):
-            raise _unwritable(out, f"{above} is no directory that takes files")
+        if why := why_unwritable(out.absolute().parent):
+            raise _unwritable(out, why)
     for text in where:
         _condition(text)
 
 
-def chosen(root: Path, where: list[str]) -> tuple[Runs, Counter[str]]:
-    """The runs that fit every condition, and how many are finished, failed, unfinished and damaged."""
+def chosen(root: Path, where: list[str], *, watching: bool = False) -> tuple[Runs, Counter[str]]:
+    """The runs that fit every condition, and how many are finished, failed, unfinished and damaged.
+
+    A key, or a value, that no run has is an error which names those that there are. While a study is watched, a value may be
+    one that is still to come.
+    """
     conditions = [_condition(text) for text in where]
-    met = dict.fromkeys(where, False)
+    known: list[list[object]] = [[] for _ in conditions]
     found: Runs = []
     states: Counter[str] = Counter()
     for run in find_runs(root):
@@ -188,19 +190,29 @@ def chosen(root: Path, where: list[str]) -> tuple[Runs, Counter[str]]:
         except RunError:
             states["damaged"] += 1
             continue
-        met = {
-            text: known or _value(config, run, path) is not None
-            for (text, known), (path, _) in zip(met.items(), conditions, strict=True)
-        }
+        for (path, _), values in zip(conditions, known, strict=True):
+            value = _value(config, run, path)
+            if value is not None and value not in values:
+                values.append(value)
         if all(_value(config, run, path) in values for path, values in conditions):
             found.append((config, run))
             states["finished" if run.done else "failed" if run.failure else "unfinished"] += 1
-    for text, known in met.items():
-        if not known and (read := find_runs(root)):
+    read = len(find_runs(root))
+    for text, (path, asked), values in zip(where, conditions, known, strict=True):
+        if not values and read:
             raise SpecError(
-                f"--where {text}: none of the {len(read)} runs under {root} has this key; their config.toml shows all"
+                f"--where {text}: none of the {read} runs under {root} has this key; their config.toml shows all"
             )
+        missing = [value for value in asked if value not in values]
+        wrong = missing if len(missing) == len(asked) else [v for v in missing if path == ["method"] and not _names(v)]
+        if read and wrong and not watching:
+            said = unknown(".".join(path), str(wrong[0]), map(str, values))
+            raise SpecError(f"--where {text}: {said} (in the {read} runs under {root})")
     return found, states
+
+
+def _key(path: list[str]) -> str:
+    return ".".join(path)
 
 
 def _condition(text: str) -> tuple[list[str], list[object]]:
@@ -219,6 +231,14 @@ def _method(text: str) -> str:
         return "+".join(terms_of(text)) or FINETUNE
     except ValueError:
         return text.strip()
+
+
+def _names(method: object) -> bool:
+    """Whether this is the name of a method, be there a run of it or not."""
+    try:
+        return method in REFERENCES or bool(terms_of(str(method))) or method == FINETUNE
+    except ValueError:
+        return False
 
 
 def _value(config: RunConfig, run: RunDirectory, path: list[str]) -> object:

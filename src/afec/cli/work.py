@@ -16,20 +16,20 @@ import typer
 from rich.console import Console
 
 from afec.cli.reports import PICTURES
-from afec.files import FileError, write_text
+from afec.files import FileError, why_unwritable, write_text
 from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_buildable, execute
 from afec.lab.board import check_tensorboard
 from afec.lab.directory import TUNING
 from afec.lab.engine import workers_for
-from afec.lab.estimate import estimate
-from afec.lab.tuning import Plan, trials_of
+from afec.lab.estimate import Estimate, estimate
+from afec.lab.tuning import Plan, rehearse, trials_of, without_grid
 from afec.lab.tuning import tune as tune_method
 from afec.lab.watch import Watch
 from afec.report.picture import draw_study
 from afec.report.search import draw_search, trials_table
 from afec.report.table import Line, readable, show_tables
 
-__all__ = ["Place", "console_here", "do", "say_what", "tune"]
+__all__ = ["Place", "console_here", "do", "say_trials", "say_what", "tune"]
 
 STOPPED = (
     "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
@@ -63,9 +63,43 @@ def say_what(jobs: Sequence[Job], place: Place) -> None:
     )
 
 
+def say_trials(how: Plan, place: Place) -> None:
+    """The trials of a tuning, and how long they may take."""
+    console, root = console_here(), place.runs / TUNING
+    _say_default_grids(console, how)
+    cost = Estimate(0, 0, 0, 0.0)
+    earlier: tuple[str, ...] = ()
+    for stage, points, jobs in rehearse(how, root):
+        workers = place.workers or workers_for(jobs)
+        known = all(RunDirectory.of(root, job.config, job.seed).done for job in jobs)
+        kept = ", ".join(f"{key} as found" if key in earlier else f"{key}={v:g}" for key, v in stage.kept.items())
+        if how.search == "tpe":
+            ranges = ", ".join(f"{key} from {min(v):g} to {max(v):g}" for key, v in stage.space.items())
+            points_shown = [f"{len(points)} trials by TPE, {ranges}"]
+        else:
+            points_shown = [", ".join(f"{key}={value:g}" for key, value in point.items()) for point in points]
+        for point in points_shown:
+            console.print(f"{stage.method}: {kept}{', ' if kept else ''}{point}", highlight=False, soft_wrap=True)
+        cost += estimate(jobs, root, workers, also=place.runs)
+        earlier = earlier if known and how.search == "grid" else (*earlier, *stage.space)
+    seeds = f"{len(how.seeds)} seed{'s' if len(how.seeds) > 1 else ''} for each trial"
+    console.print(f"{seeds}, about {stage.images:.0f} validation images", highlight=False)
+    console.print(f"{cost}, on {workers} processes; nothing was run", highlight=False, soft_wrap=True)
+
+
+def _say_default_grids(console: Console, how: Plan) -> None:
+    for term in without_grid(how):
+        text = f"{how.benchmark.name} has no grid for {term}: the default one is searched; [tune.{term}] gives another"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
     """Tune, and write what was found; `benchmark` is how the user has called it."""
+    _check_writable("--runs", place.runs, place.runs)
+    if out:
+        _check_writable("--out", out, out.parent)
     console = console_here()
+    _say_default_grids(console, how)
     with Watch(console, trials_of(how) * len(how.seeds)) as watch:
         try:
             tuned = tune_method(how, place.runs / TUNING, place.workers, watch, board=place.board)
@@ -73,6 +107,8 @@ def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
             print("stopped; the same command goes on where it was", file=sys.stderr)
             raise typer.Exit(130) from stop
     console.print(trials_table(tuned))
+    for text in tuned.remarks:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     file = out or place.runs / how.benchmark.name / "tune" / f"{tuned.method}-{how.scale}.toml"
     command = shlex.join(["afec", *sys.argv[1:]])
     write_text(file, tuned.to_toml(f"found by `{command}` on validation images of the seeds {list(how.seeds)}"))
@@ -90,6 +126,8 @@ def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
     """Run, and show what came out."""
     if picture:
         _check_picture(picture, jobs)
+    if not all(RunDirectory.of(place.runs, job.config, job.seed).done for job in jobs):
+        _check_writable("--runs", place.runs, place.runs)
     origins = check_buildable(jobs)
     console, workers, runs = console_here(), place.workers or workers_for(jobs), place.runs
     for words in origins:
@@ -111,6 +149,12 @@ def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
     if failed:
         print(f"{len(failed)} of {len(outcomes)} runs failed; their directories have the tracebacks", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _check_writable(option: str, given: Path, folder: Path) -> None:
+    """Before hours of work, in one line."""
+    if why := why_unwritable(folder):
+        raise SpecError(f"{option} {given} cannot be written to ({why}); give a directory that you may write to")
 
 
 def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:

@@ -192,10 +192,17 @@ def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> 
     """The method's name, sorted, and the settings of its terms: the file's, the file's for this sum, then --set."""
     if expression in REFERENCES:
         return expression, {}
+    names = [part.strip().lower() for part in expression.split("+")]
+    if added := [name for name in names if name in REFERENCES]:
+        raise SpecError(
+            f"'{expression}': {added[0]} is a reference and no method, so it adds to nothing; give it alone"
+        )
+    if "" in names and len(names) > 1:
+        raise SpecError(f"method '{expression}': there is nothing on one side of a +; give methods such as ewc+afec")
     try:
         terms = terms_of(expression)
     except ValueError as error:
-        more = f", {', '.join(REFERENCES)}" if "There is:" in str(error) else ""
+        more = f", {', '.join(REFERENCES)}" if len(names) == 1 and "There is:" in str(error) else ""
         raise SpecError(f"{error}{more}") from error
     name = "+".join(terms) or FINETUNE
     sums = [table for key, table in given.items() if key not in METHODS and terms_of(key) == terms]

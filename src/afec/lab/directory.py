@@ -124,11 +124,13 @@ class RunDirectory:
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def begin(self, config: RunConfig) -> None:
-        """The directory with its configuration; an earlier failure is forgotten."""
+    def begin(self, config: RunConfig) -> dict[str, Any]:
+        """Write the configuration and the environment, which is returned; an earlier failure is forgotten."""
         write_text(self.path / "config.toml", config.to_toml())
-        write_text(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
+        here = environment()
+        write_text(self.path / "env.json", json.dumps(here, indent=2) + "\n")
         (self.path / "FAILED").unlink(missing_ok=True)
+        return here
 
     def write_accuracy(self, rows: Sequence[Row]) -> None:
         """The whole table anew."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from afec.learner.machine import processor
+from afec.learner.memo import training_source
 
 __all__ = ["environment"]
 
@@ -27,6 +28,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "commit": _commit(),
+        "source": training_source(),
         "host": platform.node(),
         "machine": platform.machine(),
         "processor": processor(),

@@ -26,6 +26,11 @@ class Estimate:
     seconds: float | None
     """Wall time on this many workers; None where no run of the benchmark and scale is done yet."""
 
+    def __add__(self, other: Estimate) -> Estimate:
+        """One after the other."""
+        seconds = None if None in (self.seconds, other.seconds) else (self.seconds or 0) + (other.seconds or 0)
+        return Estimate(self.runs + other.runs, self.done + other.done, self.begun + other.begun, seconds)
+
     def __str__(self) -> str:
         parts = [
             f"{self.runs} runs: {self.done} done, {self.begun} begun, {self.runs - self.done - self.begun} to start"
@@ -38,13 +43,21 @@ class Estimate:
         return f"{parts[0]}; about {took if self.seconds > 90 else f'{self.seconds:.0f} seconds'}"
 
 
-def estimate(jobs: Sequence[Job], root: Path, workers: int) -> Estimate:
-    """By the mean of the finished runs of the same method; of the benchmark and scale, where there is none of the method."""
+def estimate(jobs: Sequence[Job], root: Path, workers: int, *, also: Path | None = None) -> Estimate:
+    """By the mean of the finished runs of the same method; of the benchmark and scale, where there is none of the method.
+
+    Args:
+        jobs: what is to be run.
+        root: where the run directories are.
+        workers: how many processes.
+        also: another place whose finished runs say how long one takes.
+    """
     known: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for run in find_runs(root) if root.is_dir() else ():
-        if (seconds := _wall(run)) is not None:
-            for key in _keys(run.config):
-                known[key].append(seconds)
+    for place in (root, also):
+        for run in find_runs(place) if place is not None and place.is_dir() else ():
+            if (seconds := _wall(run)) is not None:
+                for key in _keys(run.config):
+                    known[key].append(seconds)
     directories = {RunDirectory.of(root, job.config, job.seed): job for job in jobs}
     left = [job for directory, job in directories.items() if not directory.done]
     begun = sum(directory.checkpoint.exists() for directory in directories if not directory.done)

@@ -1,7 +1,8 @@
 """The grids of a benchmark, as a method is searched over them.
 
 A grid of λ belongs to a Fisher kind: under another kind it is converted where a rule of thumb exists (`batched` of B samples
-and `empirical` differ by up to about B), and refused otherwise.
+and `empirical` differ by up to about B), and refused otherwise. Where a benchmark has no grid for a method, there is a default
+one for each Fisher kind.
 """
 
 from __future__ import annotations
@@ -15,31 +16,67 @@ from afec.lab.spec import Benchmark, SpecError
 from afec.methods.expression import METHODS
 from afec.methods.presets import settings as preset_settings
 
-__all__ = ["Space", "search_space"]
+__all__ = ["Space", "has_grid", "search_space"]
 
 Space = dict[str, tuple[float, ...]]
 """The values of each setting, by `term.setting`."""
 
 TRUE_KINDS = {"auto", "exact", "sample"}
 
+_EWC = (
+    {"strength": (1, 10, 100, 1000, 10_000), "fisher": "exact"},
+    {"strength": (100, 1000, 10_000, 100_000, 1_000_000), "fisher": "empirical"},  # of `batched`, B times as large
+)
+_AFEC = (
+    {"forgetting": (0.01, 0.1, 1, 10, 100), "beta": (0.01, 0.1, 0.5, 0.9, 0.99), "fisher": "exact"},
+    {"forgetting": (0.001, 0.01, 0.1, 1, 10), "beta": (0.001, 0.01, 0.1, 0.5, 0.9), "fisher": "empirical"},
+)
+DEFAULTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "ewc": _EWC,
+    "progress-compress": _EWC,
+    "mas": ({"strength": (0.1, 1, 10, 100, 1000)},),
+    "si": ({"strength": (0.1, 1, 10, 100, 1000)},),
+    "rwalk": ({"strength": (0.1, 1, 10, 100, 1000)},),
+    "ags-cl": ({"strength": (1, 10, 100, 1000, 10_000)},),
+    "afec": _AFEC,
+}
+"""Grids for benchmarks without one, of equal length for every method; the Fisher kind of the run decides which is taken."""
+
+
+def has_grid(benchmark: Benchmark, term: str, *, beta: bool = False) -> bool:
+    """Whether the benchmark has a grid of its own for this term."""
+    return bool(_numbers(benchmark.tune.get(term, {}), term, beta))
+
+
+def _numbers(grid: Mapping[str, Any], term: str, beta: bool) -> dict[str, Any]:
+    """The lists of a grid: without the Fisher kind, and with λ_e or β, whichever is searched."""
+    left_out = {"fisher", "fisher_batch"} | ({"forgetting" if beta else "beta"} if term == "afec" else set())
+    return {key: values for key, values in grid.items() if key not in left_out}
+
 
 def search_space(benchmark: Benchmark, config: RunConfig, term: str, *, beta: bool = False) -> Space:
-    """The grid of one term of a method, for the Fisher kind that the run will use."""
-    given = dict(benchmark.tune.get(term, {}))
-    if term == "afec":
-        given.pop("forgetting" if beta else "beta", None)
-    if not given.keys() - {"fisher", "fisher_batch"}:
-        example = "strength = [1, 10, 100]" if term != "afec" else "forgetting = [0.1, 1, 10]"
+    """The grid of one term of a method, for the Fisher kind that the run will use: the benchmark's, or the default one."""
+    settings = config.settings.get(term, {})
+    given: Mapping[str, Any] = benchmark.tune.get(term, {})
+    if not has_grid(benchmark, term, beta=beta):
+        here = str(settings.get("fisher", "auto"))
+        fitting = (one for one in DEFAULTS.get(term, ()) if _family(str(one.get("fisher", here))) == _family(here))
+        given = next(fitting, {})
+    grids = _numbers(given, term, beta)
+    if not grids:
         raise SpecError(
-            f"{benchmark.name} has no grid for {term}{' in β' if beta and term == 'afec' else ''}: give one in its file, "
-            f"[tune.{term}] {'beta = [0.1, 0.5, 0.9]' if beta and term == 'afec' else example}, with "
-            'fisher = "…" where these values belong to a Fisher kind'
+            f"{benchmark.name} has no grid for {term}, and there is no default one for it: give one in its file, such as "
+            f"[tune.{term}] strength = [1, 10, 100]"
         )
-    if not all(value < 1 for value in given.get("beta", ())):
-        raise SpecError(f"{benchmark.name}: tune.{term}.beta: β lies in [0, 1); got {given['beta']}")
-    factor = _factor(benchmark.name, term, given, config.settings.get(term, {}))
-    grids = {key: value for key, value in given.items() if key not in ("fisher", "fisher_batch")}
+    if not all(value < 1 for value in grids.get("beta", ())):
+        raise SpecError(f"{benchmark.name}: tune.{term}.beta: β lies in [0, 1); got {grids['beta']}")
+    factor = _factor(benchmark.name, term, given, settings)
     return {f"{term}.{key}": tuple(_times(factor, key, float(v)) for v in values) for key, values in grids.items()}
+
+
+def _family(kind: str) -> str:
+    """The Fisher kinds whose λ can be converted into each other."""
+    return "true" if kind in TRUE_KINDS else "of the labels" if kind in ("batched", "empirical") else kind
 
 
 def _times(factor: float, key: str, value: float) -> float:
@@ -56,9 +93,9 @@ def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str
     given = {key: settings.get(key) for key in ("fisher", "fisher_batch")}
     own = preset_settings(term, settings.get("preset", "default"), **given)
     there, here = str(grid["fisher"]), str(own["fisher"])
-    if {there, here} <= TRUE_KINDS:
+    if _family(there) == _family(here) == "true":
         return 1.0
-    if {there, here} <= {"batched", "empirical"}:
+    if _family(there) == _family(here) == "of the labels":
         # The squared mean of B gradients is 1/B of the mean square where the mean gradient is small; its λ is B times as large.
         size = {"empirical": 1.0, "batched": float(own["fisher_batch"])}[here]
         return size / {"empirical": 1.0, "batched": float(grid.get("fisher_batch", 20))}[there]

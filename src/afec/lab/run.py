@@ -85,8 +85,8 @@ def run(
         return directory
     with directory.locked(on_wait):
         if not directory.done:  # another process may have done it meanwhile
-            directory.begin(config)
-            _Run(config, seed, directory, on_phase, on_saved, device).to_end()
+            commit = directory.begin(config)["commit"]
+            _Run(config, seed, directory, on_phase, on_saved, device, commit).to_end()
     return directory
 
 
@@ -101,6 +101,7 @@ class _Run:
         on_phase: Callable[[Phase], None] | None,
         on_saved: Callable[[RunDirectory], None] | None,
         device: str | None,
+        commit: str,
     ) -> None:
         self.config, self.seed, self.directory = config, seed, directory
         self.on_phase, self.on_saved = on_phase, on_saved
@@ -113,6 +114,9 @@ class _Run:
         reset_peak_memory()
         self.save_seconds = 0.0
         self.events: list[dict[str, Any]] = []
+        benchmark = directory.path.parents[2]
+        name = directory.path.relative_to(benchmark).as_posix()
+        self.memo = Memo(benchmark / "shared", {"commit": commit, "run": name})
         self.learner = self._learner(net, config.method)
         self._take_up()
         if not self.rows and (words := origin(net)):
@@ -130,7 +134,7 @@ class _Run:
             seed=self.seed,
             progress=False,
             on_phase=self._on_phase,
-            memo=Memo(self.directory.path.parents[2] / "shared"),
+            memo=self.memo,
         )
 
     def to_end(self) -> None:

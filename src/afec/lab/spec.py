@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -28,6 +29,8 @@ from afec.methods.expression import METHODS, check_settings, terms_of
 from afec.naming import did_you_mean, unknown
 from afec.nets import NETS, check_backbone
 from afec.streams import check_stream
+from afec.streams.folder import PREFIX
+from afec.streams.registry import FOLDER
 
 __all__ = [
     "FULL",
@@ -48,6 +51,8 @@ __all__ = [
 
 FULL = "full"
 """The scale of the file itself."""
+OWN_IMAGES = "folder.toml"
+"""The benchmark that `folder:PATH` stands for."""
 
 Section = dict[str, Any]
 TWINS = {"beta": "forgetting", "forgetting": "beta"}
@@ -85,13 +90,13 @@ class Benchmark(Changes):
 
 
 def benchmark_names() -> list[str]:
-    """The benchmarks that come with the package."""
-    folder = resources.files("afec") / "benchmarks"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    """The benchmarks that come with the package; beside them there is `folder:PATH`, for every PATH."""
+    files = [entry.name for entry in (resources.files("afec") / "benchmarks").iterdir()]
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml") and name != OWN_IMAGES)
 
 
 def load_benchmark(name_or_path: str) -> Benchmark:
-    """A benchmark of the package by its name, or any TOML file by its path."""
+    """A benchmark of the package by its name, any TOML file by its path, or `folder:PATH`: the images in a folder."""
     if name_or_path.endswith(".toml"):
         path = Path(name_or_path)
         try:
@@ -99,10 +104,22 @@ def load_benchmark(name_or_path: str) -> Benchmark:
         except (OSError, UnicodeDecodeError) as error:
             raise SpecError(f"{path}: cannot be read as a benchmark ({error}); give a TOML file or a name") from error
         return parse_benchmark(text, path.stem, str(path))
+    if name_or_path.startswith(PREFIX):
+        return _of_folder(name_or_path.removeprefix(PREFIX))
     if name_or_path not in benchmark_names():
-        raise SpecError(unknown("benchmark", name_or_path, benchmark_names()) + "; or give the path of a .toml file")
+        more = f"; or give the path of a .toml file, or {FOLDER} for your own images"
+        raise SpecError(unknown("benchmark", name_or_path, benchmark_names()) + more)
     file = resources.files("afec") / "benchmarks" / f"{name_or_path}.toml"
     return parse_benchmark(file.read_text(encoding="utf-8"), name_or_path, f"{name_or_path}.toml")
+
+
+def _of_folder(path: str) -> Benchmark:
+    """The benchmark of a folder of images; its name is that of the folder. Whether the folder is there, the stream says."""
+    if path in ("", "PATH"):
+        raise SpecError(f"{PREFIX}{path}: write your own folder for PATH, such as {PREFIX}my/images")
+    text = (resources.files("afec") / "benchmarks" / OWN_IMAGES).read_text(encoding="utf-8")
+    name = re.sub(r"[^\w.-]+", "-", Path(path).expanduser().absolute().name) or "images"
+    return parse_benchmark(text.replace(f'"{FOLDER}"', json.dumps(PREFIX + path)), f"folder-{name}", PREFIX + path)
 
 
 def parse_benchmark(text: str, name: str, where: str) -> Benchmark:

@@ -16,7 +16,7 @@ from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
 from afec.methods.expression import make_method
 from afec.strategy import as_strategy
 
-__all__ = ["check_buildable", "has_validation", "plan", "study", "unfinished"]
+__all__ = ["check_buildable", "plan", "study", "unfinished", "validation_sizes"]
 
 
 def plan(
@@ -53,12 +53,12 @@ def check_buildable(jobs: Sequence[Job]) -> list[str]:
         kinds.setdefault(repr((job.config.stream, job.config.net)), []).append(job)
     words: dict[str, None] = {}
     for alike in kinds.values():
-        validates, weights = _looked_at(alike[0], {job.config.method: job.config for job in alike}.values())
+        sizes, weights = _looked_at(alike[0], {job.config.method: job.config for job in alike}.values())
         if weights:
             words[f"{alike[0].config.benchmark}: {weights}"] = None
         for job in {repr((job.config.training, job.device)): job for job in alike}.values():
             job.config.machine_on(job.device)
-            if not validates:
+            if not sizes:
                 try:
                     job.config.schedule.check_without_validation()
                 except ValueError as error:
@@ -66,13 +66,16 @@ def check_buildable(jobs: Sequence[Job]) -> list[str]:
     return list(words)
 
 
-def has_validation(job: Job) -> bool:
-    """Whether every task has validation data; makes stream and net, sends one image through it, and says what cannot be."""
+def validation_sizes(job: Job) -> list[int]:
+    """How many validation images each task has; empty where one of them, or of those to transfer to, has none.
+
+    Makes stream and net, sends one image through it, and says what cannot be.
+    """
     return _looked_at(job)[0]
 
 
-def _looked_at(job: Job, configs: Iterable[RunConfig] = ()) -> tuple[bool, str]:
-    """Whether every task has validation data, and where the initial weights are from.
+def _looked_at(job: Job, configs: Iterable[RunConfig] = ()) -> tuple[list[int], str]:
+    """The number of validation images of each task, as in `validation_sizes`, and where the initial weights are from.
 
     Also says what cannot be of the methods of `configs`, which share stream and net: not every strategy goes with every net.
     """
@@ -87,7 +90,9 @@ def _looked_at(job: Job, configs: Iterable[RunConfig] = ()) -> tuple[bool, str]:
                 as_strategy(make_method(config.method, config.settings)).check(net)
     except (ValueError, TypeError, RuntimeError) as error:
         raise SpecError(f"{job.config.benchmark}: {error}") from error
-    return all(task.validation is not None for task in (*stream.tasks, *stream.transfer)), origin(net)
+    splits = [task.validation for task in stream.tasks]
+    validates = None not in (*splits, *(task.validation for task in stream.transfer))
+    return [split.size for split in splits if split is not None] if validates else [], origin(net)
 
 
 def study(

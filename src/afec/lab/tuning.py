@@ -2,7 +2,7 @@
 
 The paper's procedure is λ first, without AFEC; then λ_e (or β) with that λ kept. Every trial is an ordinary run directory on
 seeds that are not reported, so a tuning that is stopped goes on where it was, and nothing is run twice. Only validation
-accuracy is looked at.
+accuracy is looked at; `afec.lab.choice` says what its noise leaves open.
 """
 
 from __future__ import annotations
@@ -14,27 +14,40 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 import tomli_w
 
 from afec.gaussian import forgetting_from_beta
+from afec.lab.choice import Choice, Trial, choose, effective_images
 from afec.lab.config import REFERENCES, RunConfig, resolve
-from afec.lab.directory import RunError
+from afec.lab.directory import RunDirectory, RunError
 from afec.lab.engine import Job, Outcome, Watcher, execute, marked
-from afec.lab.grids import Space, search_space
+from afec.lab.grids import Space, has_grid, search_space
 from afec.lab.hold_out import holding_out
 from afec.lab.spec import FULL, TWINS, Benchmark, SpecError, merged
-from afec.lab.study import check_buildable, has_validation
+from afec.lab.study import check_buildable, validation_sizes
 from afec.methods.expression import terms_of
 from afec.metrics import aac
 from afec.randomness import seed_from
 
-__all__ = ["Plan", "Space", "Stage", "Trial", "Tuned", "planned", "search_space", "stages", "trials_of", "tune"]
+__all__ = [
+    "Plan",
+    "Space",
+    "Stage",
+    "Trial",
+    "Tuned",
+    "planned",
+    "rehearse",
+    "search_space",
+    "stages",
+    "trials_of",
+    "tune",
+    "without_grid",
+]
 
 Run = Callable[[Sequence[Job]], list[Outcome]]
 Search = Literal["grid", "tpe"]
@@ -51,22 +64,8 @@ class Stage:
     kept: dict[str, float] = field(default_factory=dict)
     hold_out: bool = False
     """Whether validation data are taken from the training data, because there are no others."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point that was tried."""
-
-    stage: str
-    values: dict[str, float]
-    """Of all settings, searched and kept."""
-    scores: tuple[float, ...]
-    """Averaged validation accuracy of each seed; empty where a run failed."""
-
-    @property
-    def score(self) -> float:
-        """The mean over the seeds; below everything where a run failed."""
-        return fmean(self.scores) if self.scores else -math.inf
+    images: float = math.inf
+    """How many validation images the mean of a trial rests on."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,32 @@ class Tuned:
     best: dict[str, float]
     trials: tuple[Trial, ...]
 
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """What was taken in each stage, and what noise leaves open."""
+        stages: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            stages.setdefault(trial.stage, []).append(trial)
+        return {stage: choose(found) for stage, found in stages.items()}
+
+    @property
+    def remarks(self) -> list[str]:
+        """How sure each choice is, in words."""
+        return [text for choice in self.choices.values() for text in (str(choice), choice.warning) if text]
+
     def to_toml(self, comment: str) -> str:
-        """What `afec run --tuned` takes, for the method and for what was tuned on the way to it; β as the λ_e it stands for."""
-        bests: dict[str, dict[str, float]] = {}
-        for trial in sorted(self.trials, key=lambda trial: -trial.score):  # of equal ones the first wins
-            bests.setdefault(trial.stage, trial.values)
+        """What `afec run --tuned` takes, for the method and for what was tuned on the way to it; β as the λ_e it stands for.
+
+        Comments have every trial with its spread, and how sure the choice is.
+        """
         section: dict[str, Any] = {}
+        bests = {stage: choice.trial.values for stage, choice in self.choices.items()}
         for stage, values in {**bests, self.method: self.best}.items():
             terms, name = _settings(values), stage.partition("@")[0]
             section |= {name: terms} if len(terms) > 1 else terms
-        head = "".join(f"# {line}\n" for line in comment.splitlines())
+        trials = [f"{trial.stage}: {trial.label}: {trial.numbers}" for trial in self.trials]
+        title = ["validation accuracy of every trial in %, mean ± standard deviation over the seeds:"] if trials else []
+        head = "".join(f"# {line}\n" for line in [*comment.splitlines(), *self.remarks, *title, *trials])
         return head + tomli_w.dumps({"method": section})
 
     def to_csv(self) -> str:
@@ -143,6 +158,13 @@ def planned(plan: Plan) -> list[tuple[str, Space]]:
     return found
 
 
+def without_grid(plan: Plan) -> list[str]:
+    """The terms whose default grid is searched, because the benchmark has none."""
+    config = resolve(plan.benchmark, plan.method, plan.scale, plan.sets)
+    terms = [term for _, searched in stages(config, together=plan.together) for term in searched]
+    return [term for term in terms if not has_grid(plan.benchmark, term, beta=plan.beta)]
+
+
 def _check_sets(sets: Mapping[str, Mapping[str, Any]], searched: set[str]) -> None:
     """Raise for a value that the search would overwrite."""
     for term, settings in sets.items():
@@ -167,36 +189,77 @@ def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None, *
     run = partial(execute, root=root, workers=workers, watcher=watcher, board=board)
     kept: dict[str, float] = {}
     trials: list[Trial] = []
+    for stage in _stages(plan):
+        stage = replace(stage, kept=kept)
+        found = list(_search(plan, stage, run))
+        if not any(trial.scores for trial in found):
+            raise RunError(f"every trial of {stage.method} failed; the directories under {root} have the tracebacks")
+        trials += found
+        kept = choose(found).trial.values
+    return Tuned(stage.method, kept, tuple(trials))
+
+
+def rehearse(plan: Plan, root: Path) -> list[tuple[Stage, list[dict[str, float]], list[Job]]]:
+    """The stages with their points and runs, as far as they can be known before anything is run.
+
+    What a stage keeps of an earlier one that is not done is the middle of its grid, and the points of TPE are spread evenly:
+    such runs cost what the real ones will.
+    """
+    found: list[tuple[Stage, list[dict[str, float]], list[Job]]] = []
+    kept: dict[str, float] = {}
+    for stage in _stages(plan):
+        stage = replace(stage, kept=kept)
+        points = _points(plan, stage) if plan.search == "grid" else _spread(stage.space, plan.trials or TPE_TRIALS)
+        jobs = _jobs(plan, stage, points)
+        found.append((stage, points, jobs))
+        kept = {**kept, **{key: sorted(values)[len(values) // 2] for key, values in stage.space.items()}}
+        runs = [RunDirectory.of(root, job.config, job.seed) for job in jobs]
+        if plan.search == "grid" and all(run.done for run in runs):
+            kept = choose(list(_trials(plan, stage, points, runs))).trial.values
+    return found
+
+
+def _stages(plan: Plan) -> list[Stage]:
+    """The searches, with what there is to measure on; nothing of an earlier stage is kept yet."""
     searched = planned(plan)
     first = Job(resolve(plan.benchmark, plan.method, plan.scale, plan.sets), plan.seeds[0])
-    hold_out = not has_validation(first)
+    sizes = validation_sizes(first)
+    hold_out = not sizes
     if hold_out:
         check_buildable([first])  # what is tuned for could not be run otherwise
-    for method, space in searched:
-        stage = Stage(method, space, dict(kept), hold_out)
-        found = list(_search(plan, stage, run))
-        trials += found
-        best = max(found, key=lambda trial: trial.score)
-        if not best.scores:
-            raise RunError(f"every trial of {method} failed; the directories under {root} have the tracebacks")
-        kept = dict(best.values)
-    return Tuned(method, kept, tuple(trials))
+        sizes = validation_sizes(replace(first, config=holding_out(first.config)))
+    images = effective_images(sizes, len(plan.seeds))
+    return [Stage(method, space, hold_out=hold_out, images=images) for method, space in searched]
+
+
+def _points(plan: Plan, stage: Stage) -> list[dict[str, float]]:
+    """The grid in the order of the file, or a fixed part of it."""
+    points = [dict(zip(stage.space, point, strict=True)) for point in itertools.product(*stage.space.values())]
+    if plan.trials and plan.trials < len(points):
+        chosen = random.Random(_seed(plan, stage)).sample(range(len(points)), plan.trials)
+        points = [points[place] for place in sorted(chosen)]
+    return points
+
+
+def _spread(space: Space, count: int) -> list[dict[str, float]]:
+    """So many points between the smallest and the largest value of each setting."""
+    parts = [(number + 0.5) / count for number in range(count)]
+    return [{k: min(v) + part * (max(v) - min(v)) for k, v in space.items()} for part in parts]
+
+
+def _seed(plan: Plan, stage: Stage) -> int:
+    return seed_from("tune", plan.benchmark.name, stage.method) % 2**31
 
 
 def _search(plan: Plan, stage: Stage, run: Run) -> Iterator[Trial]:
-    """The grid at once, in the order of the file; TPE a few at a time, each time knowing what came of those before."""
-    seed = seed_from("tune", plan.benchmark.name, stage.method) % 2**31
+    """The grid at once; TPE a few at a time, each time knowing what came of those before."""
     if plan.search == "grid":
-        points = [dict(zip(stage.space, point, strict=True)) for point in itertools.product(*stage.space.values())]
-        if plan.trials and plan.trials < len(points):
-            chosen = random.Random(seed).sample(range(len(points)), plan.trials)
-            points = [points[place] for place in sorted(chosen)]
-        yield from _run(plan, stage, points, run)
+        yield from _run(plan, stage, _points(plan, stage), run)
         return
     optuna = _optuna()
     with warnings.catch_warnings():  # some versions call `constant_liar` experimental
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        sampler = optuna.samplers.TPESampler(seed=_seed(plan, stage), constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     ranges = {
         key: optuna.distributions.FloatDistribution(min(values), max(values), log=min(values) > 0)
@@ -225,14 +288,25 @@ def _optuna() -> Any:
 
 def _run(plan: Plan, stage: Stage, points: Sequence[dict[str, float]], run: Run) -> Iterator[Trial]:
     """The trials at these points, all seeds of all of them at once."""
+    outcomes = run(_jobs(plan, stage, points))
+    return _trials(plan, stage, points, [None if one.error else one.directory for one in outcomes])
+
+
+def _jobs(plan: Plan, stage: Stage, points: Sequence[dict[str, float]]) -> list[Job]:
     values = [{**stage.kept, **point} for point in points]
-    jobs = marked([Job(_config(plan, stage, one), seed) for one in values for seed in plan.seeds])
-    outcomes = iter(run(jobs))
-    for one in values:
-        runs = [next(outcomes) for _ in plan.seeds]
-        failed = any(outcome.error or not outcome.directory.done for outcome in runs)
-        scores = () if failed else tuple(aac(outcome.directory.matrix("validation")) for outcome in runs)
-        yield Trial(stage.method, one, scores if all(map(math.isfinite, scores)) else ())
+    return marked([Job(_config(plan, stage, one), seed) for one in values for seed in plan.seeds])
+
+
+def _trials(
+    plan: Plan, stage: Stage, points: Sequence[dict[str, float]], runs: Sequence[RunDirectory | None]
+) -> Iterator[Trial]:
+    """What the runs of these points came to; None is one that failed."""
+    for place, point in enumerate(points):
+        own = runs[place * len(plan.seeds) : (place + 1) * len(plan.seeds)]
+        done = [run for run in own if run is not None and run.done]
+        scores = tuple(aac(run.matrix("validation")) for run in done) if len(done) == len(own) else ()
+        values = {**stage.kept, **point}
+        yield Trial(stage.method, values, scores if all(map(math.isfinite, scores)) else (), stage.images)
 
 
 def _config(plan: Plan, stage: Stage, values: Mapping[str, float]) -> RunConfig:

@@ -155,7 +155,8 @@ class Course:
         memo, known = self.learner.memo, None
         if memo is not None and fit.epochs == 0 and training.pure and (guarded is None or guarded.idle):
             known = memo.path(fit)
-            if known is not None and memo.recall(known, fit):
+            if known is not None and (origin := memo.recall(known, fit)) is not None:
+                self.cost.recalled[training.name] = origin
                 return fit
         self.running = training.name, fit
         with self.learner.shown(self.number, self.task.name, training.name) as on_epoch:

@@ -42,6 +42,9 @@ class Learned:
     """Wall time of `train` (or `progress`, `compress`), `expand` (θ_e) and `fisher` (importance passes on entry and exit)."""
     cpu_seconds: dict[str, float]
     """The same phases in CPU time."""
+    recalled: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The trainings, by phase, that a memo has spared: key, digest of the source, and who made it. They took no time here, and
+    `epochs` and `samples` count them all the same."""
 
 
 @dataclass
@@ -52,17 +55,21 @@ class Cost:
     """Of each phase that is over."""
     measured: int = 0
     """Samples that went through Fisher and importance passes."""
+    recalled: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Where the trainings are from that a memo has spared, by phase."""
 
     def state_dict(self, measuring: int) -> dict[str, Any]:
         """Plain data; `measuring` samples come from passes of the present block."""
-        return {"epochs": dict(self.epochs), "measured": self.measured + measuring}
+        return {"epochs": dict(self.epochs), "measured": self.measured + measuring, "recalled": self.recalled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self.epochs, self.measured = Counter(state["epochs"]), state["measured"]
+        self.recalled = dict(state.get("recalled", {}))  # older checkpoints do not say
 
     def learned(self, name: str, best_epoch: int, size: int, watch: Stopwatch) -> Learned:
         """All of it, for a task of `size` samples."""
         total, theta_e = self.epochs.total(), self.epochs["theta_e"]
         samples = total * size + self.measured
-        return Learned(name, total - theta_e, best_epoch, theta_e, samples, dict(watch.wall), dict(watch.cpu))
+        seconds, cpu = dict(watch.wall), dict(watch.cpu)
+        return Learned(name, total - theta_e, best_epoch, theta_e, samples, seconds, cpu, self.recalled)

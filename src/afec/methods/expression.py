@@ -70,8 +70,9 @@ def terms_of(expression: str) -> tuple[str, ...]:
         if name == FINETUNE:
             raise ValueError(f"'{expression}': {FINETUNE} is no method at all, so it adds to nothing; leave it out")
         if name not in METHODS:
-            where = "" if len(names) == 1 else f" in '{expression}'"
-            raise ValueError(unknown("method", name, [FINETUNE, *METHODS]) + where)
+            alone = len(names) == 1
+            where = "" if alone else f"'{expression}': "
+            raise ValueError(where + unknown("method", name, [FINETUNE, *METHODS] if alone else METHODS))
     if len(set(names)) != len(names):
         raise ValueError(f"'{expression}' has one method twice; add each at most once")
     strategies = [name for name in names if issubclass(METHODS[name].make, Strategy)]

@@ -72,7 +72,14 @@ def folder(
 
 def _place(path: str) -> Path:
     given = Path(path).expanduser()
-    return given if given.is_dir() else data_root() / given
+    places = list(dict.fromkeys(place.absolute() for place in (given, data_root() / given)))  # one, of an absolute path
+    for place in places:
+        if place.is_dir():
+            return place
+    raise DataError(
+        f"there is no folder {path}; tried: {', '.join(map(str, places))}. Give one with a folder for each task, or the data "
+        "directory with --data"
+    )
 
 
 class _Maker:
