@@ -55,10 +55,11 @@ class Tables(HTMLParser):
     def handle_endtag(self, tag):
         if tag in ("td", "th"):
             self.cell = None
+            self.found[-1][-1][-1] = " ".join(self.found[-1][-1][-1].split())
 
     def handle_data(self, data):
         if self.cell:
-            self.found[-1][-1][-1] += data.strip()
+            self.found[-1][-1][-1] += data
 
 
 def test_the_tables_have_mean_spread_seeds_and_cost(study, tmp_path):
