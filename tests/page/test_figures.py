@@ -147,7 +147,7 @@ def test_numbers_of_an_axis_do_not_run_into_its_name():
     numbers = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">([\d.]+)<', drawn)
     assert max(len(text) for _, text in numbers) >= 4
     for end, text in numbers:
-        assert float(end) - 15 * 0.6 * (len(text) - 0.5) > 12 + 15 * 0.3  # a point is half as wide as a digit
+        assert float(end) - 15 * 0.6 * (len(text) - 0.5) > 16 + 15 * 0.3  # a point is half as wide as a digit
 
 
 def test_colours_are_of_one_method_each_in_a_figure_of_several_regularisers(tmp_path):

@@ -17,7 +17,7 @@ __all__ = ["draw", "draw_circle", "marker", "ticks"]
 
 WIDTH, HEIGHT = 460.0, 290.0
 RIGHT, TOP, BOTTOM = 14.0, 12.0, 42.0
-NAME, DIGIT = 26.0, 8.5
+NAME, DIGIT = 30.0, 8.5
 """Left of an axis: the room for its name, and for each digit of its numbers in the largest type of the style sheet."""
 COLOURS = 8
 LEVELS = 20
@@ -128,7 +128,7 @@ def _frame(chart: Lines, left: float, x_ticks: list[tuple[float, str]], y_ticks:
     parts += [_text(x, HEIGHT - BOTTOM + 16, name) for x, name in x_ticks]
     parts.append(_text((left + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, class_="label"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(_text(12.0, middle, chart.y_label, class_="label", transform=f"rotate(-90 12 {middle:g})"))
+    parts.append(_text(16.0, middle, chart.y_label, class_="label", transform=f"rotate(-90 16 {middle:g})"))
     return tag("g", *parts)
 
 
