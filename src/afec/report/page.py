@@ -32,7 +32,12 @@ __all__ = ["Study", "page", "studies"]
 
 TRACEBACK = 6000
 REFRESH_SECONDS = 10
-SURE = {"outside": "", "unknown": "", "inside Student's": "; zero is inside Student's interval"}
+SURE = {
+    "outside": "",
+    "unknown": "",
+    "unknown: all seeds alike": "; all seeds differ by the same, so nothing is known of chance",
+    "inside Student's": "; zero is inside Student's interval",
+}
 """What a headline says of zero and the bootstrap's interval, which it shows."""
 Drawn = dict[str, tuple[list[Reading], Pictures]]
 """The pictures of each study, and the runs that they are of."""
