@@ -13,7 +13,7 @@ from afec.lab.spec import merged
 PLACE = {"afec": "0.1.0", "python": "3.11", "torch": "2.13.0", "numpy": "2", "commit": "", "host": "here", "threads": 1}
 
 
-def written(root, method, seed, matrix, epochs=(4, 4), theta_e=(0, 0), benchmark="digits-regression", **sets):
+def written(root, method, seed, matrix, /, epochs=(4, 4), theta_e=(0, 0), benchmark="digits-regression", **sets):
     """A finished run with these accuracies, as if it had been run."""
     weights = {"ewc": {"strength": 30}, "afec": {"forgetting": 0.1}}  # whatever the benchmark is tuned to
     config = resolve(load_benchmark(benchmark), method, "smoke", merged({"method": weights}, sets))

@@ -14,6 +14,8 @@ from small_study import EVIL, rename, write_study
 
 from afec.cli import main
 from afec.lab import find_runs
+from afec.learner import Transferred
+from written_runs import learned, written
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +31,32 @@ def page(tmp_path_factory):
     (hurt[-1].path / "DONE").unlink()
     (hurt[-1].path / "FAILED").write_text(EVIL)
     (hurt[-2].path / "env.json").write_text('{"host": "' + "long" * 500 + '"}')
+    out = root.parent / "report.html"
+    assert main(["report", str(root), "-o", str(out), "--no-pictures"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def widest(tmp_path_factory):
+    """Every column that a table can have, twelve methods and more, long labels, and a traceback with a long line."""
+    root = tmp_path_factory.mktemp("widest") / "runs"
+    bases = ("ewc", "mas", "si", "rwalk")
+    methods = (
+        "finetune",
+        *(base + end for base in bases for end in ("", "@equal-compute", "+afec")),
+        "joint",
+        "scratch",
+    )
+    for place, method in enumerate(methods):
+        for seed in (0, 1):
+            matrix = learned(20, 0.5 + 0.01 * place, 0.02 * seed, 0.01)
+            sets = {"training": {"lr": 0.0123456}} if method == "si" else {}
+            _, run = written(root, method, seed, matrix, (4,) * 20, (0,) * 20, "cifar100-sc", **sets)
+            run.write_transfer([Transferred("other", 0.5, 0.4321, 10)])
+            run.finish({"cpu_seconds": 123456.0 + seed, "peak_memory_mb": 12345.0 + seed})
+    hurt = find_runs(root)[0]
+    (hurt.path / "DONE").unlink()
+    (hurt.path / "FAILED").write_text("Traceback (most recent call last):\nValueError: " + "long-" * 200)
     out = root.parent / "report.html"
     assert main(["report", str(root), "-o", str(out), "--no-pictures"]) == 0
     return out
@@ -62,6 +90,71 @@ def test_it_opens_quietly_and_nothing_overflows(browser, page, screenshots, widt
     assert file.stat().st_size > 10_000
 
 
+# The tables that are wider than their place, with what they say about it; and the cells whose text is cut or spills.
+SCROLLED = """[...document.querySelectorAll('.wide')].filter(one => one.scrollWidth > one.clientWidth + 1)
+    .map(one => [one.getAttribute('aria-label'), getComputedStyle(one, '::before').content])"""
+CUT = """[...document.querySelectorAll('td, th')].filter(one => one.scrollWidth > one.clientWidth + 1)
+    .map(one => one.outerHTML.slice(0, 120))"""
+OPEN = "document.querySelectorAll('td details').forEach(one => { one.open = true; })"
+
+
+@pytest.mark.parametrize("which", ["page", "widest"])
+def test_no_column_is_cut_on_a_desk(browser, which, request, screenshots):
+    browser.screen(1280)
+    browser.open(request.getfixturevalue(which))
+    heads = browser.ask(
+        "[...document.querySelector('table.results').tHead.rows[0].cells].map(one => one.textContent.trim())"
+    )
+    if which == "widest":
+        assert len(heads) == 15, heads
+        assert {"AAC, paper", "FWT vs scratch", "transfer", "memory MB"} <= set(heads)
+        browser.picture(screenshots / "widest-1280.png", whole=False)
+    browser.ask(OPEN)
+    assert browser.ask(SCROLLED) == []
+    assert browser.ask(CUT) == []
+
+
+@pytest.mark.parametrize("which", ["page", "widest"])
+def test_on_a_phone_a_table_that_scrolls_says_so(browser, which, request):
+    browser.screen(390)
+    browser.open(request.getfixturevalue(which))
+    scrolled = browser.ask(SCROLLED)
+    assert len(scrolled) >= 4
+    assert {hint for _, hint in scrolled} == {'"More columns: scroll sideways →"'}
+    assert browser.ask(CUT) == []
+    # The hint is seen at the left edge of the table, wherever it is scrolled to; the last column can be reached.
+    reach = """(async () => { const one = document.querySelector('.wide'); one.scrollLeft = 1e6;
+        await new Promise(done => requestAnimationFrame(done));
+        const last = one.querySelector('thead th:last-child').getBoundingClientRect();
+        return last.left >= 0 && last.right <= innerWidth + 1; })()"""
+    assert browser.ask(reach)
+
+
+def test_the_hint_goes_where_the_screen_is_wide_enough(browser, page):
+    browser.screen(390)
+    browser.open(page)
+    assert browser.ask("document.querySelectorAll('.wide[data-more]').length") >= 4
+    browser.screen(1280)
+    gone = """new Promise(done => { const look = () => document.querySelector('.wide[data-more]')
+        ? requestAnimationFrame(look) : done(true); look(); })"""
+    assert browser.ask(gone)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_text_of_a_chart_runs_out_of_it_or_over_the_name_of_an_axis(browser, widest, width):
+    browser.screen(width)
+    browser.open(widest)
+    outside = """[...document.querySelectorAll('svg.chart text')].filter(one => { const [box, all] =
+        [one.getBoundingClientRect(), one.closest('svg').getBoundingClientRect()];
+        return box.left < all.left - 1 || box.right > all.right + 1; }).map(one => one.textContent)"""
+    assert browser.ask(outside) == []
+    over = """[...document.querySelectorAll('svg.chart')].flatMap(svg => { const name = svg.querySelector('[transform]');
+        if (!name) return []; const right = name.getBoundingClientRect().right;
+        return [...svg.querySelectorAll('text[text-anchor=end]')].filter(one => one.getBoundingClientRect().left < right)
+            .map(one => one.textContent); })"""
+    assert browser.ask(over) == []
+
+
 def test_text_can_be_read_on_its_background(browser, page):
     """WCAG's contrast of 4.5 for text, in both themes."""
     contrast = """(() => {
@@ -69,7 +162,8 @@ def test_text_can_be_read_on_its_background(browser, page):
           .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126*r + 0.7152*g + 0.0722*b; };
       const behind = (one) => { for (; one; one = one.parentElement) { const c = getComputedStyle(one).backgroundColor;
           if (c !== 'rgba(0, 0, 0, 0)') return c; } return 'rgb(255, 255, 255)'; };
-      return Math.min(...[...document.querySelectorAll('p, td, th, li, dt, dd, h2, h4, a, .state, figcaption')].map(one => {
+      const texts = 'p, td, td span, th, li, dt, dd, h2, h4, a, .state, figcaption';
+      return Math.min(...[...document.querySelectorAll(texts)].map(one => {
         const [a, b] = [light(getComputedStyle(one).color), light(behind(one))].sort((x, y) => y - x);
         return (a + 0.05) / (b + 0.05); })); })()"""
     for dark in (False, True):

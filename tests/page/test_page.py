@@ -55,10 +55,11 @@ class Tables(HTMLParser):
     def handle_endtag(self, tag):
         if tag in ("td", "th"):
             self.cell = None
+            self.found[-1][-1][-1] = " ".join(self.found[-1][-1][-1].split())
 
     def handle_data(self, data):
         if self.cell:
-            self.found[-1][-1][-1] += data.strip()
+            self.found[-1][-1][-1] += data
 
 
 def test_the_tables_have_mean_spread_seeds_and_cost(study, tmp_path):
@@ -199,6 +200,69 @@ def test_what_is_missing_failed_unfinished_and_damaged_is_there(troubled, tmp_pa
     assert "ValueError: the disk is &lt;full&gt;" in text
     assert "an accuracy is no fraction" in text
     assert "8 runs are finished; 1 failed, 1 damaged, 1 unfinished, 1 missing" in text
+
+
+def test_the_list_of_runs_has_the_strengths_in_the_order_of_the_rows(tmp_path):
+    for strength in (1000, 10):
+        for seed in (1, 0):
+            written(
+                tmp_path / "runs",
+                "ewc",
+                seed,
+                learned(2, 0.5),
+                benchmark="digits",
+                method={"ewc": {"strength": strength}},
+            )
+    written(tmp_path / "runs", "ewc+afec", 0, learned(2, 0.5), benchmark="digits")
+    written(tmp_path / "runs", "finetune", 0, learned(2, 0.5), benchmark="digits", training={"lr": 0.5})
+    written(tmp_path / "runs", "finetune", 0, learned(2, 0.5), benchmark="digits", training={"lr": 0.25})
+    text = write(tmp_path / "runs", tmp_path / "r.html")
+    runs = next(table for table in Tables(text).found if table[0][0] == "state")
+    names = [(row[0], row[2].rsplit(" ", 1)[0], row[3]) for row in runs[1:]]
+    assert [(name, seed) for state, name, seed in names if state == "finished"] == [
+        ("finetune, lr=0.25", "0"),
+        ("finetune, lr=0.5", "0"),
+        ("ewc (λ=10)", "0"),
+        ("ewc (λ=10)", "1"),
+        ("ewc (λ=1000)", "0"),
+        ("ewc (λ=1000)", "1"),
+        ("ewc+afec (λ=30, λ_e=0.1)", "0"),
+    ]
+    assert ("missing", "ewc+afec (λ=30, λ_e=0.1)", "1") in names
+    assert {row[2].rsplit(" ", 1)[1] for row in runs[1:]} == {run.config.hash for run in find_runs(tmp_path / "runs")}
+
+
+def test_words_are_explained_where_they_first_stand(tmp_path):
+    """Between the place where a word is used first and the next table there is what it means."""
+    for seed, gain in enumerate((0.01, -0.02, 0.03)):
+        for method, base in (("finetune", 0.4), ("ewc", 0.5), ("ewc+afec", 0.5 + gain)):
+            written(tmp_path / "runs", method, seed, learned(5, base), (4,) * 5, (0,) * 5, "digits")
+    text = write(tmp_path / "runs", tmp_path / "r.html")
+    body = text[text.index("<main>") :]
+    for word, meaning in (
+        ("AAC", "AAC: the mean test accuracy of all tasks after the last one"),
+        ("ero is inside", "Zero is inside: the interval contains zero, so chance alone can explain the difference."),
+        (">BWT<", "BWT (backward transfer): what old tasks have gained or lost since they were learned"),
+        (">forgetting<", "forgetting: how far old tasks are below their best accuracy"),
+        (">FWT zero-shot<", "FWT zero-shot (forward transfer): "),
+        (">A2<", "A2: the mean test accuracy of the first 2 tasks just after task 2 was learned"),
+        (
+            ">zero is<",
+            "Zero is inside where both 95 % intervals contain it: chance alone can explain such a difference.",
+        ),
+    ):
+        first = body.index(word)
+        here = body[first : body.index("<table", first)] if "<table" in body[first:] else body[first:]
+        assert meaning in here, word
+    assert "A5, after the last task, is AAC." in body
+
+
+def test_headlines_say_zero_is_inside_only_of_an_interval_that_has_it(study, tmp_path):
+    """In this study all seeds differ by the same, so the interval is +5.0 to +5.0 and nothing is known of chance."""
+    text = write(study, tmp_path / "r.html")
+    (line,) = re.findall(r"<li>(ewc\+afec .* against ewc \(.*)</li>", text)
+    assert "AAC +5.0 (+5.0 to +5.0; all seeds differ by the same, so nothing is known of chance;" in line
+    assert "zero is inside" not in line
 
 
 def test_a_page_without_any_finished_run(study, tmp_path):

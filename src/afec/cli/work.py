@@ -178,7 +178,7 @@ def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDi
             if drawn:
                 draw_study(picture, drawn)
             said = f"picture: {picture}" if drawn else "no picture: no method's run is finished and whole"
-        except FileError as error:
+        except (FileError, ValueError) as error:  # no weights, or too little to draw
             said = f"no picture: {error}"
     console.print(said, highlight=False, soft_wrap=True)
 

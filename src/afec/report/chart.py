@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Bars", "Chart", "Figure", "Heat", "Lines", "Trace"]
+
+MOST_BANDS = 3
+"""More bands than that cover each other, so error bars are drawn in their place."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,20 @@ class Trace:
     """A text for each point."""
     spread_x: tuple[float, ...] = ()
 
+    @property
+    def spreads(self) -> bool:
+        """Whether there is a standard deviation to draw."""
+        return any(value > 0 for value in self.spread)
+
+    @property
+    def points(self) -> int:
+        """How many points are known."""
+        return sum(math.isfinite(x) and math.isfinite(y) for x, y in zip(self.x, self.y, strict=True))
+
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines with bands of one standard deviation."""
+    """Lines with bands of one standard deviation, or with error bars where there would be too many bands."""
 
     title: str
     x_label: str
@@ -40,6 +54,18 @@ class Lines:
     log_x: bool = False
     bands: bool = True
     """Crosses at the points otherwise, as wide and high as one standard deviation."""
+
+    @property
+    def error_bars(self) -> bool:
+        """Whether error bars are drawn in place of bands."""
+        return self.bands and sum(trace.spreads for trace in self.traces) > MOST_BANDS
+
+    def offsets(self, width: float) -> list[float]:
+        """How far each trace is moved sideways on an axis of this width, so that error bars do not hide each other."""
+        number = len(self.traces)
+        points = max((len(trace.x) for trace in self.traces), default=1)
+        step = min(4.0, 0.7 * width / (points * number)) if self.error_bars else 0.0
+        return [(place - (number - 1) / 2) * step for place in range(number)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.transforms import ScaledTranslation
 
 from afec.report.canvas import canvas, save
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
@@ -18,6 +19,8 @@ __all__ = ["draw_figure"]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a51a3", "#5b6470")
 MARKERS = "osD^"
 DASHES = ("-", "--", ":", "-.")
+AXIS = 270.0
+"""About how many points wide the axis of one chart is."""
 
 
 def draw_figure(path: Path, figure: Figure, title: str) -> None:
@@ -57,13 +60,19 @@ def _style(trace: Trace) -> dict[str, Any]:
 
 
 def _lines(ax: Any, chart: Lines) -> None:
-    for trace in chart.traces:
+    offsets = chart.offsets(AXIS)
+    for trace, offset in zip(chart.traces, offsets, strict=True):
         spread = np.nan_to_num(np.array(trace.spread))  # one seed has none
         x, y = np.array(trace.x), np.array(trace.y)
         dash = "--" if trace.dashed else DASHES[min(trace.colour // len(COLOURS), 3)]
         marker = MARKERS[trace.colour % len(MARKERS)]
-        ax.plot(x, y, dash, marker=marker, markersize=4, **_style(trace))
-        if chart.bands:
+        moved = ax.transData + ScaledTranslation(offset / 72, 0, ax.figure.dpi_scale_trans)
+        ax.plot(x, y, dash, marker=marker, markersize=4, transform=moved, **_style(trace))
+        if chart.error_bars:
+            ax.errorbar(
+                x, y, spread, fmt="none", ecolor=_style(trace)["color"], elinewidth=1, capsize=2, transform=moved
+            )
+        elif chart.bands:
             ax.fill_between(x, y - spread, y + spread, color=_style(trace)["color"], alpha=0.15, linewidth=0)
         else:
             wide = np.nan_to_num(np.array(trace.spread_x or [0.0] * len(x)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,21 +12,18 @@ from numpy.typing import NDArray
 from afec.lab import REFERENCES
 from afec.metrics import aac_curve, new_task_accuracy
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
-from afec.report.paired import mean_and_std
+from afec.report.paired import mean_and_std, number
 from afec.report.reading import mean
-from afec.report.strength import PANELS, series_of
+from afec.report.strength import PANELS, Series, series_of
 from afec.report.table import Line
 
 __all__ = ["FIGURES", "MOST", "drawn_methods", "figures_of"]
 
 CAPTIONS = {
-    "accuracy": (
-        "Mean accuracy of all the tasks learned so far, after each of them. "
-        "Bands: ± one standard deviation over the seeds."
-    ),
+    "accuracy": ("Mean accuracy of all the tasks learned so far, after each of them."),
     "new-tasks": (
         "Accuracy of each task just after it was learned: where holding on to the old tasks hinders a new one, "
-        "it is seen here. Bands: ± one standard deviation over the seeds."
+        "it is seen here."
     ),
     "transfer": (
         "Forward transfer: what having learned other tasks does for a new one, before it is learned (the paper's "
@@ -36,11 +33,12 @@ CAPTIONS = {
     ),
     "matrix": (
         "Accuracy of every task (columns) after each step (rows; the first row is at random initialisation), in %, "
-        "the mean over the seeds. On the diagonal a task is new; below it, old; above it, not learned yet."
+        "the mean over the seeds. On the diagonal a task is new; below it, old; above it, not learned yet. "
+        "Dark is 0 %, bright is 100 %."
     ),
     "strength": (
-        "Seeds that every strength has, with and without AFEC. Bands: ± one standard deviation. These are test "
-        "accuracies: for choosing a strength there is `afec tune`."
+        "Over the seeds that every strength has, with and without AFEC. These are test accuracies: for choosing a "
+        "strength there is `afec tune`."
     ),
     "trade-off": "After the last task; further to the upper right is better. ",
     "cost": (
@@ -49,6 +47,20 @@ CAPTIONS = {
         "the peak of the process."
     ),
 }
+BANDS = " Bands: ± one standard deviation over the seeds."
+ERROR_BARS = (
+    " Error bars: ± one standard deviation over the seeds; the lines are moved a little sideways, "
+    "so that no bar hides another."
+)
+ONE_SEED = " One seed: the spread over seeds is not known."
+NO_NUMBERS = "there is no finished run that has these numbers"
+ONE_TASK = "there is only one task; the table has its accuracy"
+TWO_POINTS = "there are only two points; a line through them would say no more than their numbers"
+ONE_ROW = "there is only one row to draw, and nothing to compare it with; the table has its numbers"
+ALL_ZERO = "it is zero for every row"
+SINGLE_RUNS = (
+    "each row has one seed only, so a difference may be chance; the table has the numbers, and `--seeds` runs more"
+)
 MOST = 12
 """Methods in one figure: more colours than that nobody tells apart."""
 Rows = Sequence[Line]
@@ -87,9 +99,8 @@ def transfer(rows: Rows) -> Figure:
         _bars(rows, shown, title, "points", partial(_metric, metric=metric), 100) for metric, title in panels.items()
     ]
     known = any("scratch" in row.config.method for row in rows)
-    return _figure(
-        "transfer", "Knowledge transfer", CAPTIONS["transfer"] + more + ("" if known else NO_SCRATCH), *charts
-    )
+    caption = CAPTIONS["transfer"] + more + ("" if known else NO_SCRATCH)
+    return _of_several_seeds(shown, _figure("transfer", "Knowledge transfer", caption, *charts))
 
 
 NO_SCRATCH = " There is no `scratch` run here; add `--method scratch` for the forward transfer that says something."
@@ -116,10 +127,11 @@ def strength(rows: Rows) -> Figure:
     except ValueError as error:
         return Figure("strength", title, "", missing=str(error))
     charts = []
+    first = _first_colours(found)
     for regulariser, every in found.items():
         for metric, name in PANELS.items():
             traces = []
-            for place, series in enumerate(every[:MOST]):
+            for place, series in enumerate(every[:MOST], start=first[regulariser]):
                 weights = sorted(series.points)
                 pairs = [_percent(series.points[w], metric) for w in weights]
                 seeds = min(len(point.metrics) for point in series.points.values())
@@ -138,9 +150,10 @@ def trade_off(rows: Rows) -> Figure:
     except ValueError:
         grids = {}
     charts = []
+    first = _first_colours(grids)
     for regulariser, every in grids.items():
         traces = []
-        for place, series in enumerate(every[:MOST]):
+        for place, series in enumerate(every[:MOST], start=first[regulariser]):
             points = [series.points[w] for w in sorted(series.points)]
             old, new = (
                 [mean_and_std([100 * v for v in p.values(m)]) for p in points] for m in ("old_accuracy", "new_accuracy")
@@ -159,7 +172,6 @@ def trade_off(rows: Rows) -> Figure:
                 )
             )
         charts.append(Lines(regulariser, "old tasks, %", "new task, %", tuple(traces), bands=False))
-    more = "Each line goes along the strengths of one method."
     if not charts:
         shown, more = drawn_methods(rows)
         traces = []
@@ -169,7 +181,9 @@ def trade_off(rows: Rows) -> Figure:
             traces.append(Trace(row.label, _colour(rows, row), x, y, spread, len(row.metrics), spread_x=side))
         traces = [one for one in traces if not math.isnan(one.x[0] + one.y[0])]
         charts = [Lines("old against new", "old tasks, %", "new task, %", tuple(traces), bands=False)] if traces else []
-        more = f"Arms: ± one standard deviation over the seeds.{more}"
+        caption = f"{CAPTIONS['trade-off']}Arms: ± one standard deviation over the seeds.{more}"
+        return _of_several_seeds(shown, _figure("trade-off", title, caption, *charts))
+    more = "Each line goes along the strengths of one method. Arms: ± one standard deviation over the seeds."
     return _figure("trade-off", title, CAPTIONS["trade-off"] + more, *charts)
 
 
@@ -254,7 +268,53 @@ def _bars(
 
 
 def _figure(key: str, title: str, caption: str, *charts: Chart) -> Figure:
-    drawn = tuple(chart for chart in charts if isinstance(chart, Heat) or chart.traces)
+    reasons = [_too_little(chart) for chart in charts]
+    drawn = tuple(chart for chart, reason in zip(charts, reasons, strict=True) if not reason)
+    zero = [chart.title for chart, reason in zip(charts, reasons, strict=True) if reason == ALL_ZERO]
     entries = [(t.label, t.colour, t.dashed) for chart in drawn if not isinstance(chart, Heat) for t in chart.traces]
-    missing = "" if drawn else "there is no finished run that has these numbers"
+    missing = "" if drawn else next(filter(None, reasons), NO_NUMBERS)
+    caption += _spread_in_words(drawn) + (f" Not drawn, because {ALL_ZERO}: {', '.join(zero)}." if zero else "")
     return Figure(key, title, caption, drawn, missing, tuple(dict.fromkeys(entries)))
+
+
+def _too_little(chart: Chart) -> str:
+    """Why a chart would say no more than a number in a table; empty where it says more."""
+    if isinstance(chart, Heat):
+        return ONE_TASK if chart.values.shape[1] < 2 else ""
+    if not any(trace.points for trace in chart.traces):
+        return NO_NUMBERS
+    if isinstance(chart, Lines) and chart.bands:
+        if all(trace.points < 2 for trace in chart.traces):
+            return ONE_TASK
+        return TWO_POINTS if sum(trace.points for trace in chart.traces) < 3 else ""
+    if sum(trace.points for trace in chart.traces) < 2:
+        return ONE_ROW
+    zero = isinstance(chart, Bars) and all(
+        number(trace.y[0], chart.digits) == number(0, chart.digits) for trace in chart.traces
+    )
+    return ALL_ZERO if zero else ""
+
+
+def _of_several_seeds(rows: Rows, figure: Figure) -> Figure:
+    """The figure, or why there is none: single runs of methods are not compared in a picture."""
+    alone = not figure.missing and all(len(row.metrics) < 2 for row in rows)
+    return Figure(figure.key, figure.title, "", missing=SINGLE_RUNS) if alone else figure
+
+
+def _spread_in_words(charts: Sequence[Chart]) -> str:
+    """What stands for the spread in charts with lines, and where there is none, why."""
+    lines = [chart for chart in charts if isinstance(chart, Lines) and chart.bands]
+    if not lines:
+        return ""
+    if all(trace.seeds < 2 for chart in lines for trace in chart.traces):
+        return ONE_SEED
+    kinds = {chart.error_bars for chart in lines if any(trace.spreads for trace in chart.traces)}
+    return (BANDS if False in kinds else "") + (ERROR_BARS if True in kinds else "")
+
+
+def _first_colours(found: Mapping[str, Sequence[Series]]) -> dict[str, int]:
+    """The first colour of each regulariser: charts of one figure share a legend, so no colour may stand for two methods."""
+    first, used = {}, 0
+    for regulariser, every in found.items():
+        first[regulariser], used = used, used + len(every[:MOST])
+    return first

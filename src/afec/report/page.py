@@ -24,7 +24,7 @@ from afec.report.pictures import NOTHING, Pictures, pictures_of
 from afec.report.reading import STATES, Reading, mean
 from afec.report.reproduce import Command, command_for
 from afec.report.sheet import Sheet, after_tasks, differences, of_values, ordered, results
-from afec.report.svg import draw
+from afec.report.svg import draw, marker
 from afec.report.table import Line, lines_of, problems
 from afec.report.trust import Verdict, missing_runs, verdicts
 
@@ -32,7 +32,12 @@ __all__ = ["Study", "page", "studies"]
 
 TRACEBACK = 6000
 REFRESH_SECONDS = 10
-SURE = {"outside": "", "unknown": "", "inside Student's": "; Student's has zero inside"}
+SURE = {
+    "outside": "",
+    "unknown": "",
+    "unknown: all seeds alike": "; all seeds differ by the same, so nothing is known of chance",
+    "inside Student's": "; zero is inside Student's interval",
+}
 """What a headline says of zero and the bootstrap's interval, which it shows."""
 Drawn = dict[str, tuple[list[Reading], Pictures]]
 """The pictures of each study, and the runs that they are of."""
@@ -56,6 +61,17 @@ class Study:
     exports: list[tuple[str, str]]
     """The tables for a paper, and every seed."""
     pictures: Pictures = field(default=NOTHING)
+
+    @property
+    def labelled(self) -> list[tuple[str, Reading]]:
+        """Every run with the label of its row, strengths included, in the order of the rows."""
+        places = {(row.config.label, row.config.hash): place for place, row in enumerate(self.rows)}
+        found = []
+        for one in self.readings:
+            assert one.config
+            found.append((places[one.config.label, one.config.hash], one))
+        found.sort(key=lambda pair: (pair[0], pair[1].run.seed))
+        return [(self.rows[place].label, one) for place, one in found]
 
     @property
     def about(self) -> dict[str, str]:
@@ -150,13 +166,16 @@ def _headlines(rows: Sequence[Line], gains: Sheet | None) -> list[str]:
         best = ranked[0][1]
         plain = next((row for _, row in ranked if row.config.label == "finetune" and row is not best), None)
         beside = f", {plain.label} {of_values(plain.values('aac')).text}" if plain else ""
-        said.append(f"Highest mean AAC of {len(ranked)}: {best.label}, {of_values(best.values('aac')).text} %{beside}")
+        what = (
+            f"Highest averaged accuracy (AAC) of {len(ranked)} rows" if len(ranked) > 1 else "Averaged accuracy (AAC)"
+        )
+        said.append(f"{what}: {best.label}, {of_values(best.values('aac')).text} %{beside}")
     if gains is None:
         return said
     found: dict[tuple[str, str], list[str]] = {}
     for ours, theirs, metric, gain, interval, _, won, zero in gains.rows:
         if metric.text in ("AAC", "old tasks", "new task"):
-            sure = SURE.get(zero.text, ", zero inside")
+            sure = SURE.get(zero.text, "; zero is inside")
             more = f" ({interval.text}{sure}; {won.text} seeds won)" if metric.text == "AAC" else ""
             text = f"{metric.text} {gain.text}{more}"
             found.setdefault((ours.text, theirs.text), []).append(text)
@@ -217,13 +236,21 @@ def _environment() -> Environment:
         loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, finalize=_finalize,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals.update(draw=draw, config_text=_config_text)
-    environment.filters.update(short=lambda text, most=160: clean(str(text), most), tail=_tail, prose=prose)
+    environment.globals.update(draw=draw, marker=marker, config_text=_config_text)
+    environment.filters.update(
+        short=lambda text, most=160: clean(str(text), most), tail=_tail, prose=prose, stacked=_stacked
+    )
     return environment
 
 
 def _finalize(value: object) -> object:
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _stacked(text: str) -> str | Markup:
+    """The spread of a mean as an element of its own: a table with many columns sets it on a second line."""
+    average, sign, spread = text.partition(" ± ")
+    return Markup("{} <span>± {}</span>").format(clean(average), clean(spread)) if sign else text
 
 
 def _tail(text: str, most: int = TRACEBACK) -> str:

@@ -29,6 +29,18 @@ NAMES = {
     "fwt_vs_scratch": "FWT vs scratch",
     "transfer": "transfer",
 }
+MEANINGS = {
+    "aac": "AAC: the mean test accuracy of all tasks after the last one was learned",
+    "old_accuracy": "old tasks: the same without the last task",
+    "new_accuracy": "new task: the last task alone",
+    "mean_new_task_accuracy": "each new task: the mean accuracy of each task just after it was learned",
+    "bwt": "BWT (backward transfer): what old tasks have gained or lost since they were learned",
+    "forgetting": "forgetting: how far old tasks are below their best accuracy, lower is better",
+    "fwt_zero_shot": "FWT zero-shot (forward transfer): accuracy just before a task is learned, less that at random weights",
+    "fwt_vs_scratch": "FWT vs scratch: accuracy just after a task was learned, less that of the task learned alone",
+    "transfer": "transfer: other tasks, by a linear probe on the final features",
+}
+"""What the columns mean, by the names of `NAMES`."""
 LOWER_IS_BETTER = ("forgetting",)
 PAPER = "paper"
 
@@ -52,6 +64,8 @@ class Sheet:
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
+    legend: str = ""
+    """What its columns mean: the page says it under the table."""
 
 
 def ordered(rows: Sequence[Line]) -> list[Line]:
@@ -113,7 +127,12 @@ def results(rows: Sequence[Line]) -> Sheet:
     head += ["epochs", "CPU s", "memory MB"]
     config = rows[0].config
     title = f"{config.benchmark} at scale {config.scale}: test accuracy in %, mean ± std (seeds)"
-    return Sheet("results", title, tuple(head), tuple(body), _scale_note(config.scale) if beside else "")
+    legend = (
+        f"{'; '.join(MEANINGS[m] for m in metrics)}. In brackets: the number of seeds. compute: samples learned from or "
+        "measured on (θ_e, Fisher and importance included), relative to finetune. Bold: the best mean of a column, "
+        "whether or not the difference means anything."
+    )
+    return Sheet("results", title, tuple(head), tuple(body), _scale_note(config.scale) if beside else "", legend)
 
 
 def after_tasks(rows: Sequence[Line]) -> Sheet | None:
@@ -140,7 +159,12 @@ def after_tasks(rows: Sequence[Line]) -> Sheet | None:
                 line.append(of_paper(published(row.config, k)))
         body.append(tuple(line))
     title = f"{config.benchmark} at scale {config.scale}: averaged accuracy A_k after k tasks in %, mean ± std (seeds)"
-    return Sheet("after", title, tuple(head), tuple(body), _scale_note(config.scale) if beside else "")
+    first = steps[0]
+    legend = (
+        f"A{first}: the mean test accuracy of the first {first} tasks just after task {first} was learned; the other columns "
+        f"likewise. A{tasks}, after the last task, is AAC."
+    )
+    return Sheet("after", title, tuple(head), tuple(body), _scale_note(config.scale) if beside else "", legend)
 
 
 def differences(rows: Sequence[Line]) -> Sheet | None:
@@ -163,7 +187,8 @@ def differences(rows: Sequence[Line]) -> Sheet | None:
     )
     caption = (
         "Differences within seeds, in points: runs of one seed share tasks, images and initial weights. Zero is "
-        "outside where both intervals leave it out; with few seeds the bootstrap's is too narrow, "
+        "inside where both 95 % intervals contain it: chance alone can explain such a difference. Zero is outside where "
+        "neither contains it. Where one of them does, the table says which; with few seeds the bootstrap's is too narrow, "
         "and Student's t supposes normal differences."
         f" {len(found)} comparisons are shown: with so many, expect {0.05 * len(found):.1f} outside by chance alone."
     )

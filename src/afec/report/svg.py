@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -13,13 +13,16 @@ from afec.report.circle import EDGE, REACH, Panel
 from afec.report.markup import clean, tag
 from afec.report.paired import number
 
-__all__ = ["draw", "draw_circle", "ticks"]
+__all__ = ["draw", "draw_circle", "marker", "ticks"]
 
 WIDTH, HEIGHT = 460.0, 290.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 12.0, 42.0
+RIGHT, TOP, BOTTOM = 14.0, 12.0, 42.0
+NAME, DIGIT = 30.0, 8.5
+"""Left of an axis: the room for its name, and for each digit of its numbers in the largest type of the style sheet."""
 COLOURS = 8
 LEVELS = 20
 POINTS = 400
+Pixel = Callable[[float], float]
 
 
 def draw(chart: Chart) -> Markup:
@@ -77,9 +80,11 @@ def _lines(chart: Lines) -> Markup:
     wide = [across(x) + sign * s for t, side in sides for x, s in zip(t.x, side, strict=True) for sign in (-1, 1)]
     y_low, y_high = _range(tall, 0.0, 100.0)
     x_low, x_high = _range(wide) if chart.bands else _range(wide, 0.0, 100.0)
+    y_ticks = [(y, f"{y:g}") for y in ticks(y_low, y_high)]
+    left = NAME + DIGIT * max((len(name) for _, name in y_ticks), default=1)
 
     def px(x: float) -> float:
-        return LEFT + (across(x) - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        return left + (across(x) - x_low) / (x_high - x_low) * (WIDTH - left - RIGHT)
 
     def py(y: float) -> float:
         return HEIGHT - BOTTOM - (min(max(y, y_low), y_high) - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
@@ -91,8 +96,9 @@ def _lines(chart: Lines) -> Markup:
         x_ticks = [x for x in ticks(x_low, x_high, 8) if x == int(x)]
     else:
         x_ticks = ticks(x_low, x_high)
-    parts = [_frame(chart, [(px(x), f"{x:g}") for x in x_ticks], [(py(y), f"{y:g}") for y in ticks(y_low, y_high)])]
-    parts += [_trace(trace, px, py, bands=chart.bands, x_name=chart.x_label) for trace in traces]
+    parts = [_frame(chart, left, [(px(x), f"{x:g}") for x in x_ticks], [(py(y), name) for y, name in y_ticks])]
+    offsets = chart.offsets(WIDTH - left - RIGHT)
+    parts += [_trace(chart, trace, px, py, offset) for trace, offset in zip(traces, offsets, strict=True)]
     return _svg(f"{chart.title}: {chart.y_label} by {chart.x_label}", WIDTH, HEIGHT, *parts)
 
 
@@ -115,43 +121,50 @@ def _without_gaps(trace: Trace, *, zero: bool) -> Trace:
     )  # fmt: skip
 
 
-def _frame(chart: Lines, x_ticks: list[tuple[float, str]], y_ticks: list[tuple[float, str]]) -> Markup:
-    parts = [tag("path", d="".join(f"M{LEFT:g} {y:.1f}H{WIDTH - RIGHT:g}" for y, _ in y_ticks), class_="grid")]
-    parts.append(tag("path", d=f"M{LEFT:g} {HEIGHT - BOTTOM:g}H{WIDTH - RIGHT:g}", class_="axis"))
-    parts += [_text(LEFT - 6, y + 4, name, "end") for y, name in y_ticks]
+def _frame(chart: Lines, left: float, x_ticks: list[tuple[float, str]], y_ticks: list[tuple[float, str]]) -> Markup:
+    parts = [tag("path", d="".join(f"M{left:g} {y:.1f}H{WIDTH - RIGHT:g}" for y, _ in y_ticks), class_="grid")]
+    parts.append(tag("path", d=f"M{left:g} {HEIGHT - BOTTOM:g}H{WIDTH - RIGHT:g}", class_="axis"))
+    parts += [_text(left - 6, y + 4, name, "end") for y, name in y_ticks]
     parts += [_text(x, HEIGHT - BOTTOM + 16, name) for x, name in x_ticks]
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, class_="label"))
+    parts.append(_text((left + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, class_="label"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(_text(12.0, middle, chart.y_label, class_="label", transform=f"rotate(-90 12 {middle:g})"))
+    parts.append(_text(16.0, middle, chart.y_label, class_="label", transform=f"rotate(-90 16 {middle:g})"))
     return tag("g", *parts)
 
 
-def _trace(trace: Trace, px: object, py: object, *, bands: bool, x_name: str) -> Markup:
-    assert callable(px)
-    assert callable(py)
+def _trace(chart: Lines, trace: Trace, across: Pixel, py: Pixel, offset: float) -> Markup:
+    def px(x: float) -> float:
+        return across(x) + offset
+
     points = [(px(x), py(y)) for x, y in zip(trace.x, trace.y, strict=True)]
     known = _known(trace.spread)
     parts = []
-    if bands and any(known):
+    if chart.bands and not chart.error_bars and trace.spreads:
         upper = [(px(x), py(y + s)) for x, y, s in zip(trace.x, trace.y, known, strict=True)]
         lower = [(px(x), py(y - s)) for x, y, s in zip(trace.x, trace.y, known, strict=True)]
         parts.append(tag("path", d=_path([*upper, *reversed(lower)]) + "Z", class_="band"))
-    if not bands:
+    if not chart.bands:
         for k, (x, y) in enumerate(zip(trace.x, trace.y, strict=True)):
             wide = trace.spread_x[k] if trace.spread_x and not math.isnan(trace.spread_x[k]) else 0.0
             arms = f"M{px(x - wide):.1f} {py(y):.1f}H{px(x + wide):.1f}"
             arms += f"M{px(x):.1f} {py(y - known[k]):.1f}V{py(y + known[k]):.1f}"
             parts.append(tag("path", d=arms, class_="arm"))
+    if chart.error_bars and trace.spreads:
+        bars = [(x, py(y - s), py(y + s)) for (x, _), y, s in zip(points, trace.y, known, strict=True)]
+        d = "".join(
+            f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 2:.1f} {low:.1f}h4M{x - 2:.1f} {high:.1f}h4" for x, low, high in bars
+        )
+        parts.append(tag("path", d=d, class_="arm"))
     if len(points) > 1:
         parts.append(tag("path", d=_path(points), class_="line"))
     for k, (x, y) in enumerate(points):
-        at = trace.marks[k] if trace.marks else f"{x_name} {trace.x[k]:g}"
+        at = trace.marks[k] if trace.marks else f"{chart.x_label} {trace.x[k]:g}"
         said = f"{at}: {_value(trace.y[k], trace.spread[k], trace.seeds)}"
-        if not bands:
+        if not chart.bands:
             old = _value(trace.x[k], trace.spread_x[k] if trace.spread_x else math.nan, trace.seeds)
             new = _value(trace.y[k], trace.spread[k], trace.seeds)
             said = f"{trace.marks[k] + ': ' if trace.marks else ''}old {old}, new {new}"
-        parts.append(tag("path", d=_marker(x, y, trace.colour), class_="dot", data_t=said))
+        parts.append(tag("path", d=marker(x, y, trace.colour), class_="dot", data_t=said))
     return tag("g", *parts, class_=_colour(trace), data_s=trace.label)
 
 
@@ -159,7 +172,7 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _marker(x: float, y: float, colour: int) -> str:
+def marker(x: float, y: float, colour: int) -> str:
     """Shapes tell traces apart where colours do not."""
     shape = colour % 4
     if shape == 0:

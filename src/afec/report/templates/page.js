@@ -34,6 +34,11 @@
     }));
   }
 
+  // A table that is wider than its place says that there is more of it.
+  const hint = () => document.querySelectorAll(".wide").forEach((one) => one.toggleAttribute("data-more", one.scrollWidth > one.clientWidth + 1));
+  hint();
+  addEventListener("resize", hint);
+
   // What the pointer, or a finger, is on.
   const tip = document.getElementById("tip");
   const words = (target, event) => {
