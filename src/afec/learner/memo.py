@@ -86,7 +86,8 @@ def _fits(known: Any, fit: Fit) -> bool:
     return (
         isinstance(weights, dict)
         and set(weights) == set(own)
-        and all(isinstance(weights[key], Tensor) and weights[key].shape == own[key].shape for key in own)
+        and all(isinstance(weights[key], Tensor) for key in own)
+        and all((weights[key].shape, weights[key].dtype) == (own[key].shape, own[key].dtype) for key in own)
         and isinstance(known["history"], list)
         and all(isinstance(loss, float) for loss in known["history"])
         and isinstance(known["best_epoch"], int)
