@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import tarfile
+from types import SimpleNamespace
 
 import numpy as np
 import official_layouts as layouts
@@ -19,6 +20,7 @@ from afec.data.catalogue import DATASETS
 from afec.data.cifar import load_cifar10, load_cifar100
 from afec.data.cub import load_cub
 from afec.data.decode import decode_all
+from afec.data.download import _copy
 from afec.data.folder import read_images
 from afec.data.image_folder import read_class_list
 from afec.data.pickles import NotPlainError, load_plain
@@ -98,7 +100,7 @@ def test_an_archive_that_asks_for_all_the_memory(tmp_path, size, name):
 def test_a_pickle_that_asks_for_all_the_memory():
     """It calls its object number 2^28: in a table of all numbers up to there that would be four gigabytes."""
     for content in (b"Nr\xff\xff\xff\x0f.", b"Nr\xff\xff\xff\xff."):
-        assert load_plain(io.BytesIO(content)) is None
+        assert reads_or_says(lambda content=content: load_plain(io.BytesIO(content)), NotPlainError, "", "six bytes")
 
 
 def test_pickles():
@@ -217,6 +219,13 @@ def test_odd_headers_of_an_archive(tmp_path, headers):
     file = tmp_path / "archive.tar"
     file.write_bytes(with_header("data/a", tarfile.PAX_FORMAT, pax_headers=headers))
     reads_or_says(lambda: unpack(file, tmp_path, "data"), DataError, file, str(headers))
+
+
+@pytest.mark.parametrize("length", ["", "-1", "many", "1e3", "²"])
+def test_a_server_that_says_an_odd_length(tmp_path, length):
+    answer, out = SimpleNamespace(read=io.BytesIO(b"content").read, headers={"Content-Length": length}), io.BytesIO()
+    _copy(answer, out, 0, None)
+    assert out.getvalue() == b"content"
 
 
 @pytest.fixture
