@@ -1,4 +1,4 @@
-"""What every test has: one thread, a fixed seed, and hypothesis without a clock."""
+"""What every test has: one thread, a fixed seed (see test_seeds.py), and hypothesis without a clock."""
 
 from __future__ import annotations
 
@@ -21,11 +21,23 @@ settings.register_profile("afec", deadline=None, max_examples=40, derandomize=Tr
 settings.load_profile("afec")
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
+def seed_all() -> None:
+    """The generators that everybody shares, as they are at the beginning of each test."""
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    seed_all()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef) -> None:
+    """A fixture that several tests share is made before `_seeded`; it is the same whichever of them comes first."""
+    if fixturedef.scope != "function":
+        seed_all()
 
 
 @pytest.fixture(autouse=True)

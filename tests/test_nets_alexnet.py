@@ -166,7 +166,7 @@ def test_a_file_with_code_in_it_is_not_run(tmp_path, how):
     assert marker.exists()  # so it would have been
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"\x80\x02 cut", os.urandom(300)])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"\x80\x02 cut", b"\x87" * 300])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "cut.pth").write_bytes(content)
     with pytest.raises(DataError, match="cut.pth"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from functools import partial
 
 import pytest
@@ -62,9 +62,12 @@ class AStrategy(Strategy):
         return {"count": torch.zeros(1)}
 
 
+DRAWS = itertools.count()
+
+
 class DrawsForItself(AStrategy):
     def keep(self, work):
-        return {"drawn": random.SystemRandom().random()}  # from no seed: those that have one are the learner's
+        return {"drawn": float(next(DRAWS))}  # from no generator: those are the learner's
 
 
 class WritesIntoItsState(AStrategy):

@@ -127,7 +127,7 @@ def test_a_zip_with_a_huge_entry_is_not_unpacked(tmp_path):
         for number, name in enumerate(old.namelist()):
             new.writestr(name, bytes(2_000_000) if number == 1 else old.read(name))
     other.rename(folder / "images_background.zip")
-    with pytest.raises(DataError, match="2,000,000 bytes are no drawing"):
+    with pytest.raises(DataError, match="more than 1,000,000 bytes are no drawing"):
         open_omniglot(tmp_path).read("back_00")
 
 

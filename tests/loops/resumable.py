@@ -103,7 +103,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for method in METHODS:
         job = Job(method)
-        torch.rand(7)  # a fresh process is somewhere else
+        torch.manual_seed(7)  # a fresh process is somewhere else
         job.take_up(torch.load(Path(sys.argv[1]) / f"{method}.pt", weights_only=True))
         job.go_on()
         torch.save(job.state(), Path(sys.argv[1]) / f"{method}.end.pt")

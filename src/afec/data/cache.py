@@ -18,7 +18,7 @@ import secrets
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from afec.data.decode import decode_all, listed, shown
 from afec.data.root import DataError, data_root
-from afec.files import FileError, load_tree, save_tree
+from afec.files import load_tree, save_tree
 
 try:
     import fcntl
@@ -123,11 +123,13 @@ def _opened(folder: Path, wanted: str) -> ImageCache | None:
     """The cache, if it is there, whole and made of these files."""
     try:
         index = load_tree(folder / "index.safetensors")
-        if index["format"] != FORMAT or index["fingerprint"] != wanted:
+        sizes = {name: index[name] for name in ("heights", "widths", "crcs")}
+        known = index["format"] == FORMAT and index["fingerprint"] == wanted and index["checksum"] == _checksum(sizes)
+        if not known or any(size.dim() != 1 for size in sizes.values()):
             return None
         size = 3 * int((index["heights"] * index["widths"]).sum())
         return ImageCache(folder, index) if (folder / "pixels").stat().st_size == size else None
-    except (FileError, OSError, KeyError, TypeError):
+    except Exception:  # whatever it is, it is no index of ours
         return None
 
 
@@ -189,10 +191,14 @@ def _decoded(work: Path, name: str, files: Sequence[Path], short: int) -> dict[s
         out.flush()
         os.fsync(out.fileno())
     sizes = {"heights": torch.tensor(heights), "widths": torch.tensor(widths), "crcs": torch.tensor(crcs)}
+    return {**sizes, "checksum": _checksum(sizes)}
+
+
+def _checksum(sizes: Mapping[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for value in sizes.values():
         digest.update(value.numpy().tobytes())
-    return {**sizes, "checksum": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 def _not_written(folder: Path, error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,7 +134,7 @@ _ALEXNET_CONV = Archive(
 
 def _count_cub(root: Path) -> dict[str, int]:
     data = load_cub(root)
-    if missing := [file for file in data.files if not file.is_file()]:
+    if missing := [file for file in data.files if not os.path.isfile(file)]:  # False for a name that is too long, too
         raise DataError(
             f"{missing[0]} is missing ({len(missing)} such in all); get it anew: `afec data get cub200 --again`"
         )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import tarfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afec.data.pickles import NotPlainError, load_plain
+from afec.data.pickles import load_plain
 from afec.data.root import DataError, data_root
 
 __all__ = ["CIFAR", "load_cifar10", "load_cifar100"]
 
+MOST_BYTES = 1 << 28  # of one file; the largest official one has 155 MB
 PIXELS = 3 * 32 * 32
 
 
@@ -117,14 +117,16 @@ def _load(title: str, name: str, kinds: tuple[_Kind, ...], classes: tuple[int, .
     try:
         for file, stream, size in _opened(kind, source):
             where = f"{source / file}" if source.is_dir() else f"{source}, {file}"
+            if size > MOST_BYTES:
+                raise _FormError(f"{size:,} bytes, expected at most {MOST_BYTES:,}")
             if file in kind.names:
                 texts[file] = _read_names(stream, kind.pickled, len(classes))
             else:
                 parts[file] = (_read_pickle if kind.pickled else _read_records)(stream, size, len(classes))
                 _check_labels(parts[file].labels, classes)
-    except (NotPlainError, _FormError, tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except Exception as error:  # a damaged archive makes tarfile raise nearly anything
         raise DataError(
-            f"{where}: {error}. It is damaged or another file; `afec data check {name}` says more"
+            f"{where}: {error or type(error).__name__}. It is damaged or another file; `afec data check {name}` says more"
         ) from error
     if missing := [file for file in (*kind.train, kind.test, *kind.names) if file not in parts and file not in texts]:
         raise DataError(f"{source} lacks {', '.join(missing)}; get it anew: `afec data get {name}`")

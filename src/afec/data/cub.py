@@ -53,8 +53,8 @@ def load_cub(root: str | os.PathLike[str] | None = None) -> CUB:
             f"{folder}: {len(names)} classes in classes.txt and {len(set(labels.values()))} in image_class_labels.txt; "
             f"expected the {CLASSES} that are numbered from 1; {AGAIN}"
         )
-    if odd := [path for path in paths.values() if Path(path).is_absolute() or ".." in Path(path).parts]:
-        raise DataError(f"{folder / 'images.txt'} names {odd[0]}, which is not inside of images/; {AGAIN}")
+    if odd := [path for path in paths.values() if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path]:
+        raise DataError(f"{folder / 'images.txt'} names {odd[0]!r}, which is not inside of images/; {AGAIN}")
     order = sorted(paths, key=lambda number: (labels[number], paths[number]))
     return CUB(
         folder / "images",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ from PIL import Image, ImageOps
 
 from afec.randomness import forked
 
-__all__ = ["BROKEN", "converted", "decode", "decode_all", "listed", "shown"]
+__all__ = ["FORMATS", "converted", "decode", "decode_all", "listed", "opened", "shown"]
 
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
-"""What Pillow raises for a file that is no image, or only a part of one."""
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
+"""What is tried on a file, whatever its name. Pillow knows more of them, and starts other programs for some."""
 AT_ONCE = 256
 SHOWN = 5  # bad files in a message
 
@@ -31,13 +32,18 @@ def converted(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
+def opened(file: Path) -> Image.Image:
+    """The image in a file, turned as its camera says. A damaged file makes Pillow raise nearly anything."""
+    with Image.open(file, formats=FORMATS) as image:
+        return ImageOps.exif_transpose(image)
+
+
 def decode(file: Path, short: int) -> np.ndarray:
     """The image as bytes (height, width, 3), scaled down so that its short side has `short` pixels.
 
     A smaller image stays as it is. A photograph is turned as its camera says.
     """
-    with Image.open(file) as opened:
-        image = converted(ImageOps.exif_transpose(opened), "RGB")
+    image = converted(opened(file), "RGB")
     width, height = image.size
     if min(width, height) > short:
         part = short / min(width, height)
@@ -52,13 +58,15 @@ def decode_all(files: Sequence[Path], short: int) -> Iterator[np.ndarray | str]:
     def one(file: Path) -> np.ndarray | str:
         try:
             return decode(file, short)
-        except BROKEN as error:
-            return f"{file}: {error}"
+        except Exception as error:
+            return f"{file}: {error or type(error).__name__}"
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with ThreadPoolExecutor(cores) as pool:
         for start in range(0, len(files), AT_ONCE):  # so that no more than these wait in memory to be written
-            yield from pool.map(one, files[start : start + AT_ONCE])
+            with warnings.catch_warnings(action="ignore"):  # Pillow's do not say which file they are about
+                found = list(pool.map(one, files[start : start + AT_ONCE]))
+            yield from found
 
 
 @contextmanager

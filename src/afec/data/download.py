@@ -123,7 +123,7 @@ def _continues(answer: Any, have: int) -> bool:
 
 def _copy(answer: Any, file: IO[bytes], have: int, on_bytes: OnBytes | None) -> None:
     length = answer.headers.get("Content-Length")
-    total = have + int(length) if length else None
+    total = have + int(length) if length and length.isdecimal() else None
     while block := answer.read(BLOCK):
         file.write(block)
         have += len(block)

@@ -10,6 +10,7 @@ without images, a class that is in `train` and not in `test` or the other way ro
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from afec.data.decode import BROKEN, converted
+from afec.data.decode import converted, opened
 from afec.data.root import DataError
 
 __all__ = ["SUFFIXES", "FolderTask", "Images", "find_tasks", "read_images"]
@@ -142,14 +143,14 @@ def read_images(files: Sequence[Path], mode: str | None, size: int | None) -> Im
     sizes: dict[tuple[int, int], Path] = {}
     for file in files:
         try:
-            with Image.open(file) as opened:
-                image = ImageOps.exif_transpose(opened)
+            with warnings.catch_warnings(action="ignore"):  # Pillow's do not say which file they are about
+                image = opened(file)
                 kind = "grey" if image.mode in GREY else "rgb"
                 kinds.setdefault(kind, file)
                 sizes.setdefault(image.size, file)
                 arrays.append(_array(image, mode or kind, size) if size or len(sizes) == 1 else np.empty(0))
-        except BROKEN as error:
-            bad.append(f"{file}: {error}")
+        except Exception as error:
+            bad.append(f"{file}: {error or type(error).__name__}")
             good.append(False)
         else:
             good.append(True)

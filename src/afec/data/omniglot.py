@@ -17,10 +17,13 @@ from __future__ import annotations
 import io
 import os
 import re
+import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -37,6 +40,7 @@ PARTS = {"images_background": 30, "images_evaluation": 20}
 FOLDERS = ("omniglot", "omniglot-py")
 DRAWN = 105
 SIZE = 28
+MOST_BYTES = 1_000_000  # of one drawing
 _PLACE = re.compile(r"(?P<alphabet>[^/]+)/(?P<character>character\d+)/(?P<file>[^/]+\.png)")
 
 
@@ -84,7 +88,8 @@ class Omniglot:
             raise ValueError(unknown("alphabet", alphabet, self._files))
         place, characters = self._files[alphabet]
         names = [name for files in characters.values() for name in files]
-        drawings = np.stack([_drawing(where, content) for where, content in _contents(place, names)])
+        with warnings.catch_warnings(action="ignore"):  # Pillow's do not say which file they are about
+            drawings = np.stack([_drawing(where, content) for where, content in _contents(place, names)])
         counts = torch.tensor([len(files) for files in characters.values()])
         return Alphabet(
             alphabet,
@@ -137,12 +142,16 @@ def _sorted_out(part: str, place: Path) -> dict[str, dict[str, list[str]]]:
 def _names(place: Path) -> list[str]:
     if place.is_dir():
         return [f"{place.name}/{path.relative_to(place).as_posix()}" for path in place.glob("*/*/*.png")]
+    with _archive(place) as archive:
+        return archive.namelist()
+
+
+def _archive(place: Path) -> zipfile.ZipFile:
     try:
-        with zipfile.ZipFile(place) as archive:
-            return archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
+        return zipfile.ZipFile(place)
+    except Exception as error:  # a damaged archive makes zipfile raise nearly anything
         raise DataError(
-            f"{place} is damaged or no zip file ({error}); fetch it again: `afec data get omniglot --again`"
+            f"{place} is damaged or no zip file ({_said(error)}); fetch it again: `afec data get omniglot --again`"
         ) from error
 
 
@@ -151,17 +160,27 @@ def _contents(place: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
     if place.is_dir():
         for name in names:
             path = place.parent / name
-            yield str(path), path.read_bytes()
+            yield str(path), _content(str(path), partial(io.FileIO, path))
         return
-    with zipfile.ZipFile(place) as archive:
+    with _archive(place) as archive:
         for name in names:
             where = f"{place}, {name}"
-            if archive.getinfo(name).file_size > 1_000_000:
-                raise DataError(f"{where}: {archive.getinfo(name).file_size:,} bytes are no drawing of 105×105 pixels")
-            try:
-                yield where, archive.read(name)
-            except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, ValueError) as error:
-                raise DataError(f"{where}: it cannot be read ({error}); `afec data get omniglot --again`") from error
+            yield where, _content(where, partial(archive.open, name))
+
+
+def _content(where: str, opened: Callable[[], IO[bytes]]) -> bytes:
+    try:
+        with opened() as file:
+            content = file.read(MOST_BYTES + 1)
+    except Exception as error:
+        raise DataError(f"{where}: it cannot be read ({_said(error)}); `afec data get omniglot --again`") from error
+    if len(content) > MOST_BYTES:
+        raise DataError(f"{where}: more than {MOST_BYTES:,} bytes are no drawing of {DRAWN}×{DRAWN} pixels")
+    return content
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _drawing(where: str, content: bytes) -> np.ndarray:
@@ -171,8 +190,9 @@ def _drawing(where: str, content: bytes) -> np.ndarray:
             if image.size == (DRAWN, DRAWN):
                 return np.asarray(image.convert("L")) < 128
             size = "×".join(map(str, image.size))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{where}: it cannot be read as a PNG ({error}); `afec data get omniglot --again`") from error
+    except Exception as error:  # a damaged file makes Pillow raise nearly anything
+        said = f"it cannot be read as a PNG ({_said(error)}); `afec data get omniglot --again`"
+        raise DataError(f"{where}: {said}") from error
     raise DataError(f"{where}: {size} pixels, expected {DRAWN}×{DRAWN}")
 
 

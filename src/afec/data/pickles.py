@@ -37,7 +37,9 @@ class _Inert:
         self.state = state
 
 
-class _Reader(pickle.Unpickler):
+# The reader that is written in Python, and is as quick here. The one in C makes a table as long as the largest number that a
+# pickle gives to one of its objects: six damaged bytes are enough to fill the memory.
+class _Reader(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> _Inert:
         if (module, name) not in ADMITTED:
             raise NotPlainError(f"it asks for {module}.{name}, and a file of data has no need of that")

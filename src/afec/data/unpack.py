@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import shutil
 import tarfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -61,10 +60,13 @@ def _copy_out(archive: Path, work: Path, folder: str, beside: Sequence[str]) -> 
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("xb") as file:
                     shutil.copyfileobj(content, file, 1 << 20)
+    except DataError:
+        raise
     except FileExistsError as error:
         raise DataError(f"{archive} has {error.filename} twice; nothing was unpacked") from error
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{archive} is damaged or no archive ({error}); nothing was unpacked") from error
+    except Exception as error:  # a damaged archive makes tarfile raise nearly anything
+        said = error or type(error).__name__
+        raise DataError(f"{archive} is damaged or no archive ({said}); nothing was unpacked") from error
 
 
 def _inside(name: str, folder: str, archive: Path) -> PurePosixPath:

@@ -20,7 +20,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,8 @@ TUNING = "tuning"
 """Where trials are, under the root of the runs."""
 MOST_CONFIG, MOST_TRACEBACK, MOST_EVENTS = 2**20, 2**20, 4 * MOST_TEXT
 COLUMNS = ("after", "task", "name", "validation", "test")
+COUNTS = ("task", "epochs", "epochs_theta_e", "samples")
+"""What the event of a task counts."""
 TRANSFER_COLUMNS = ("name", "validation", "test", "epochs")
 
 
@@ -115,7 +117,7 @@ class RunDirectory:
         file = self.path / "config.toml"
         try:
             return RunConfig.from_toml(plain_text(file, MOST_CONFIG))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise RunError(f"{file} cannot be read ({error}); move the directory away and run again") from error
 
     def locked(self, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
@@ -283,18 +285,29 @@ class RunDirectory:
 
     def tasks(self) -> list[dict[str, Any]]:
         """What each task took; of a task that was written twice around a crash, the last."""
-        last = {event["task"]: event for event in self.events(epochs=False) if event.get("event") == "task"}
+        return self.tasks_of(self.events(epochs=False))
+
+    def tasks_of(self, events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same of events that were read already."""
+        last = {}
+        for event in events:
+            if event.get("event") == "task":
+                if any(type(event.get(key)) is not int for key in COUNTS):
+                    raise RunError(
+                        f"{self.path / 'events.jsonl'} has a task without whole numbers for {', '.join(COUNTS)}"
+                    )
+                last[event["task"]] = event
         return [last[number] for number in sorted(last)]
 
     @property
     def epochs(self) -> int:
         """All passes over training data, those for θ_e included."""
-        return sum(int(task["epochs"]) + int(task["epochs_theta_e"]) for task in self.tasks())
+        return sum(task["epochs"] + task["epochs_theta_e"] for task in self.tasks())
 
     @property
     def samples(self) -> int:
         """How many training samples went forward and backward: the cost."""
-        return sum(int(task["samples"]) for task in self.tasks())
+        return sum(task["samples"] for task in self.tasks())
 
 
 def _shown(accuracy: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from statistics import fmean
 from afec.lab.config import RunConfig
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job
+from afec.lab.plain import plain_text
 
 __all__ = ["Estimate", "estimate"]
 
@@ -78,6 +80,7 @@ def _keys(config: RunConfig) -> list[tuple[str, ...]]:
 def _wall(run: RunDirectory) -> float | None:
     try:
         run.config  # noqa: B018
-        return float(json.loads((run.path / "DONE").read_text(encoding="utf-8"))["wall_seconds"])
-    except (OSError, ValueError, KeyError, TypeError, RunError):
+        seconds = float(json.loads(plain_text(run.path / "DONE"))["wall_seconds"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, RunError):
         return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

@@ -93,7 +93,7 @@ def _gone(file: Path, holder: str) -> bool:
         os.kill(int(number), 0)  # asks, and sends nothing
     except ProcessLookupError:
         return True
-    except OSError:  # somebody else's
+    except (OSError, ValueError, OverflowError):  # somebody else's, or no number of a process
         return False
     return False
 

@@ -57,12 +57,12 @@ class Reading:
     @property
     def epochs(self) -> int:
         """All passes over training data, those for θ_e included."""
-        return sum(int(task["epochs"]) + int(task["epochs_theta_e"]) for task in self.tasks)
+        return sum(task["epochs"] + task["epochs_theta_e"] for task in self.tasks)
 
     @property
     def samples(self) -> int:
         """How many training samples went forward and backward: the cost."""
-        return sum(int(task["samples"]) for task in self.tasks)
+        return sum(task["samples"] for task in self.tasks)
 
     @property
     def learned(self) -> int:
@@ -140,18 +140,16 @@ def whole(runs: Runs) -> list[Reading]:
 
 
 def _events(run: RunDirectory) -> dict[str, Any]:
-    tasks: dict[int, dict[str, Any]] = {}
     notes, origin = [], ""
-    for event in run.events(epochs=False):
-        if event.get("event") == "task":
-            tasks[event["task"]] = event  # of a task that was written twice around a crash, the last
-        elif event.get("event") in ("note", "origin"):
+    events = list(run.events(epochs=False))
+    for event in events:
+        if event.get("event") in ("note", "origin"):
             text = str(event.get("text", ""))
             if text.startswith(ORIGIN):  # in older runs a note, though nothing went wrong
                 origin = text
             else:
                 notes.append(text)
-    return {"tasks": tuple(tasks[number] for number in sorted(tasks)), "notes": tuple(notes), "origin": origin}
+    return {"tasks": tuple(run.tasks_of(events)), "notes": tuple(notes), "origin": origin}
 
 
 def _check(reading: Reading) -> None:
