@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from afec.randomness import forked
-
-__all__ = ["BROKEN", "converted", "decode", "decode_all", "listed", "shown"]
+__all__ = ["BROKEN", "converted", "decode", "decode_all", "listed"]
 
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 """What Pillow raises for a file that is no image, or only a part of one."""
@@ -59,20 +55,6 @@ def decode_all(files: Sequence[Path], short: int) -> Iterator[np.ndarray | str]:
     with ThreadPoolExecutor(cores) as pool:
         for start in range(0, len(files), AT_ONCE):  # so that no more than these wait in memory to be written
             yield from pool.map(one, files[start : start + AT_ONCE])
-
-
-@contextmanager
-def shown(what: str, count: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal; what is given is to be called after each of the images."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    with forked(0):  # rich draws from `random` when it is imported
-        from rich.console import Console
-        from rich.progress import Progress
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task(what, total=count)
-        yield lambda: bar.advance(row)
 
 
 def listed(bad: Sequence[str]) -> str:
