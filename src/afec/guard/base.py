@@ -93,6 +93,7 @@ class Guard(ABC):
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
+        seed: int | None = None,
     ) -> Iterator[GuardedTask]:
         """Learn one task inside the block: expansion on entry, the pull in every step, consolidation on exit.
 
@@ -109,6 +110,7 @@ class Guard(ABC):
             progress: a progress bar for the expansion; by default when standard error is a terminal.
             train: how θ_e is trained where AFEC says neither `epochs=` nor `expand=`: a function that trains the model
                 in place.
+            seed: what all draws of this guard come from; taken in its first task. By default `torch.initial_seed()`.
 
         An exception inside the block leaves the guard as it was on entry.
         """
@@ -123,6 +125,7 @@ class Guard(ABC):
             batch_size=batch_size,
             progress=progress,
             train=train,
+            seed=seed,
         )
         try:
             yield task
@@ -145,6 +148,7 @@ class Guard(ABC):
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
+        seed: int | None = None,
     ) -> GuardedTask:
         """The entry of `learning` by hand, for callbacks and notebooks; then `task.end()` or `task.abort()`."""
         if self._task is not None:
@@ -154,7 +158,7 @@ class Guard(ABC):
             )
         first = self._seed is None
         if first:
-            self._seed = torch.initial_seed()
+            self._seed = torch.initial_seed() if seed is None else seed
         arguments = (model, optimizer, data, loss_fn, predict, likelihood, split, batch_size, progress, train)
         try:
             task = GuardedTask(self, *arguments)
