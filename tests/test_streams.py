@@ -57,7 +57,7 @@ def test_targets_are_the_positions_of_the_true_digits():
         digits = torch.tensor([digit_of[x.numpy().tobytes()] for x in task.test.inputs[:50, 0]])
         expected = IN_ORDER.targets(arrangement(7, number)[digits])
         torch.testing.assert_close(task.test.targets[:50], expected)
-        assert task.classes(Split(task.test.inputs[:50], expected)).equal(digits)
+        assert task.labels(Split(task.test.inputs[:50], expected)).equal(digits)
 
 
 def test_splits_are_a_pure_function_of_the_seed():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import afec
-from afec.learner import Learned, Learner, Schedule
+from afec.learner import Learner, Schedule, TaskRecord
 from afec.nets import MultiHead
 from afec.randomness import forked
 from afec.streams import Split, Task, digits
@@ -63,7 +63,7 @@ def small_learner(tasks: list[Task], guard: afec.Guard | None = None, **options:
     return Learner(small_net(tasks), guard, **{"schedule": SHORT, "seed": 3, **options})
 
 
-def numbers(took: list[Learned]) -> list[Learned]:
+def numbers(took: list[TaskRecord]) -> list[TaskRecord]:
     """What learning took, without the clocks."""
     return [replace(one, seconds={}, cpu_seconds={}) for one in took]
 

@@ -1,5 +1,7 @@
 """What a strategy is: how it adds, what it may replace, and that the learner does as it says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_learning import SHORT, few_tasks, numbers, same, small_learner, small_net
@@ -104,15 +106,18 @@ class Everything(Strategy):
     def described(self):
         return "Everything()"
 
-    def trainings(self, work):
-        self.calls.append(f"state {work.state}")
-        if "turned" not in work.flight:
-            yield Training("first", work.net, work.loss, guarded=False, max_epochs=1, after_step=self._step)
-            turned = [None if split is None else 1 - split.targets for split in (work.train, work.validation)]
-            work.flight["turned"] = turned
-        own = Training("second", work.net, work.loss, targets=tuple(work.flight["turned"]), after_epoch=self._epoch)
-        yield own
-        work.state = {"tasks": work.number + 1}
+    def trainings(self, context):
+        self.calls.append(f"state {context.state}")
+        once = replace(context.schedule, max_epochs=1)
+        if "turned" not in context.task_state:
+            yield Training("first", context.net, context.loss, guarded=False, schedule=once, after_step=self._step)
+            context.task_state["turned"] = [1 - split.targets for split in (context.train, context.validation)]
+        train, validation = (
+            (split.inputs, targets)
+            for split, targets in zip((context.train, context.validation), context.task_state["turned"], strict=True)
+        )
+        yield Training("second", context.net, context.loss, train, validation, after_epoch=self._epoch)
+        context.state = {"tasks": context.number + 1}
 
     def _step(self, lr):
         self.calls.append(f"step at {lr:g}")
@@ -127,7 +132,7 @@ class Everything(Strategy):
 def test_the_learner_does_all_that_a_strategy_says():
     tasks, phases = few_tasks(2), []
     method = Everything()
-    learner = small_learner(tasks, method, on_phase=lambda p: phases.append((p.task, p.phase, p.epoch.number)))
+    learner = small_learner(tasks, method, on_progress=lambda p: phases.append((p.task, p.phase, p.epoch.number)))
     took = [learner.learn(task) for task in tasks]
     of_task = [("first", 1), ("second", 1), ("second", 2)]
     assert phases == [(number, *place) for number in (0, 1) for place in of_task]
@@ -148,9 +153,9 @@ def test_what_fails_in_the_middle_leaves_method_and_guard_as_on_entry():
     """The guard has ended its task when the strategy fails after it: both are put back."""
 
     class Fails(Everything):
-        def trainings(self, work):
-            yield from super().trainings(work)
-            if work.number == 1:
+        def trainings(self, context):
+            yield from super().trainings(context)
+            if context.number == 1:
                 raise RuntimeError("at the very end")
 
     tasks = few_tasks(2)
@@ -198,7 +203,7 @@ def test_transfer_and_joint_go_on_beside_a_strategy():
     for task in tasks[:2]:
         learner.learn(task)
     before = learner.state_dict()
-    assert 0 <= learner.transfer(tasks[2]).test <= 1
+    assert 0 <= learner.linear_probe(tasks[2]).test <= 1
     assert same(learner.state_dict(), before)
     assert learner.learn_jointly(tasks).epochs == 2
 
