@@ -79,7 +79,7 @@ def test_settings():
         assert task.decode.positions == tuple(range(10))  # the first arrangement
         assert str(degrees) in task.name
         assert task.labels(task.test).equal(transfer.tasks[0].labels(transfer.tasks[0].test))
-    assert "heads alone: arrangement 1 turned by 60°" in str(transfer)
+    assert "linear probes: arrangement 1 turned by 60°" in str(transfer)
 
 
 @pytest.mark.parametrize(
