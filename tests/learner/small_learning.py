@@ -43,7 +43,7 @@ def cut(task: Task, train: int = 48, others: int = 30) -> Task:
         Split(split.inputs[:n], split.targets[:n])
         for split, n in ((task.train, train), (task.validation, others), (task.test, others))
     ]
-    return Task(task.name, *parts, outputs=task.outputs, loss=task.loss, decode=task.decode)
+    return replace(task, **dict(zip(("train", "validation", "test"), parts, strict=True)))
 
 
 def few_tasks(count: int = 3, train: int = 48, sizes: list[int] | None = None) -> list[Task]:

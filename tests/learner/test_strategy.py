@@ -149,6 +149,91 @@ def test_the_learner_does_all_that_a_strategy_says():
     assert learner.predict(tasks[0].test.inputs, 0).tolist() == (-head).argmax(1).tolist()
 
 
+class Rehearse(Strategy):
+    """Trains on kept images too, by a schedule of its own, and predicts by class means that it has kept."""
+
+    name = "rehearse"
+    keeps_examples = True
+
+    def described(self):
+        return "Rehearse()"
+
+    def trainings(self, context):
+        kept = context.state.get("kept", (context.train.inputs[:0], context.train.targets[:0]))
+        data = tuple(torch.cat(pair) for pair in zip(kept, context.train, strict=True))
+        schedule = replace(context.schedule, max_epochs=1, batch_size=1000)
+        self.seen = data, context.schedule
+        yield Training("train", context.net, context.loss, data, schedule=schedule, guard_data=self.guard_data(context))
+        features = context.features(context.net, context.train.inputs)
+        assert features.equal(context.net.eval().features(context.train.inputs, context.number).detach())
+        outputs = context.predict(context.net, context.train.inputs)
+        assert outputs.equal(context.net.heads[context.number](features).detach())
+        means = torch.stack([features[context.train.targets == k].mean(0) for k in range(len(context.classes))])
+        every = {**context.state.get("means", {}), str(context.number): means}
+        context.state = {"kept": (context.train.inputs[:7], context.train.targets[:7]), "means": every}
+
+    def guard_data(self, context):
+        return None
+
+    def outputs(self, net, loss, batch):
+        features = net.features(loss.prepared(batch[0]), loss.number)
+        return -torch.cdist(features, self.state["means"][str(loss.number)])
+
+
+def test_a_training_has_data_and_a_schedule_of_its_own_and_all_of_it_is_counted():
+    tasks, method = few_tasks(2), Rehearse()
+    learner = small_learner(tasks, method)
+    took = [learner.learn(task) for task in tasks]
+    assert [len(method.seen[0][0]), method.seen[1]] == [48 + 7, SHORT]
+    assert [one.epochs for one in took] == [1, 1]
+    assert [one.samples for one in took] == [48 + 2 * 48, 48 + 7 + 2 * 48]  # a pass for features, one for outputs
+
+
+def test_the_guard_learns_from_the_new_task_unless_other_data_are_named():
+    """The Fisher is that of the task's own images, or of `guard_data`; θ_e is trained on them too."""
+
+    class Half(Rehearse):
+        def guard_data(self, context):
+            return context.train.inputs[:24], context.train.targets[:24]
+
+    tasks, measured = few_tasks(2), {}
+    for make in (Rehearse, Half):
+        learner = small_learner(tasks, make() + afec.EWC(1.0) + afec.AFEC(0.5))
+        took = [learner.learn(task) for task in tasks]
+        measured[make] = took[1].samples - (48 + 7) - 2 * 48
+        assert took[1].epochs_theta_e == SHORT.max_epochs
+    assert measured == {Rehearse: (2 + 1 + 1) * 48, Half: (2 + 1 + 1) * 24}  # θ_e, F_e and F
+
+
+@pytest.mark.parametrize("only", [False, True])
+def test_a_file_predicts_as_the_strategy_does_also_without_the_memory(only, tmp_path):
+    tasks, file = few_tasks(2), tmp_path / "a.safetensors"
+    learner = small_learner(tasks, Rehearse() + afec.EWC(1.0))
+    for task in tasks:
+        learner.learn(task)
+    learner.save(file, prediction_only=only)
+    fresh = small_learner(tasks, Rehearse() + afec.EWC(1.0)).load(file)
+    for number, task in enumerate(tasks):
+        assert fresh.outputs(task.test.inputs, number).equal(learner.outputs(task.test.inputs, number))
+    assert fresh.evaluate(tasks) == learner.evaluate(tasks)
+    assert fresh.guard.tasks_done == (0 if only else 2)
+    if only:
+        with pytest.raises(RuntimeError, match="saved for prediction only"):
+            fresh.learn(replace(tasks[1], name="more"))
+
+
+def test_a_file_for_prediction_has_no_memory_in_it(tmp_path):
+    tasks = few_tasks(1)
+    for method in (afec.EWC(1.0), afec.AGSCL(1.0), None):
+        learner = small_learner(tasks, method)
+        learner.learn(tasks[0])
+        learner.save(tmp_path / "a.safetensors", prediction_only=True)
+        fresh = small_learner(tasks, method and type(method)(1.0)).load(tmp_path / "a.safetensors")
+        assert fresh.evaluate(tasks) == learner.evaluate(tasks)
+        size = sum(value.numel() * value.element_size() for value in learner.net.state_dict().values())
+        assert (tmp_path / "a.safetensors").stat().st_size < size + 8000
+
+
 def test_what_fails_in_the_middle_leaves_method_and_guard_as_on_entry():
     """The guard has ended its task when the strategy fails after it: both are put back."""
 
