@@ -105,6 +105,8 @@ def test_what_cannot_be():
         SingleHead(make_backbone("resnet10", width=2, batch_norm="per-task"))
     with pytest.raises(TypeError, match="SingleHead needs the width of the backbone's output"):
         SingleHead(nn.Flatten())
+    with pytest.raises(IndexError, match="no classes yet"):
+        SingleHead(DigitsBackbone())(X)
     net = make()
     for classes in ((4, 7), (4, 4)):
         with pytest.raises(ValueError, match=rf"of which {classes[1]} is there already: .*no class comes twice"):

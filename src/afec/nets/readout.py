@@ -203,6 +203,8 @@ class SingleHead(Readout):
 
     def forward(self, x: Tensor, task: int = 0) -> Tensor:
         """An output for each class so far, whatever `task` is."""
+        if not self.task_classes:
+            raise IndexError("this net has no classes yet: begin_task(classes) adds some")
         features = self.features(x)
         outputs = torch.cat([block(features) for block in self.blocks], dim=1)
         return self.scale * outputs if self.kind == "cosine" else outputs
