@@ -33,7 +33,7 @@ def bare(seed, tasks=5, test=0.85, sizes=None):
 
 @pytest.fixture(autouse=True)
 def _named(monkeypatch):
-    monkeypatch.setitem(STREAMS, "bare", StreamRecord("bare", bare, "digits without validation", "task"))
+    monkeypatch.setitem(STREAMS, "bare", StreamRecord("bare", bare, "digits without validation"))
 
 
 def learner(schedule):
