@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from afec.learner import Fit, Machine, Schedule
-from afec.learner.tasks import Batches, HeadLoss, stored
+from afec.learner.tasks import Batches, BatchLoss, stored
 from afec.nets import MultiHead, make_backbone
 from afec.streams import Split
 
@@ -49,7 +49,7 @@ def our_loop(data: Split) -> Callable[[], None]:
     net = machine.placed(MultiHead(make_backbone("cnn6"), [5]))
     batches = Batches(stored(data, machine))
     schedule = Schedule(batch_size=BATCH, max_epochs=10**6)
-    fit = Fit(net, batches, batches, HeadLoss(0, "cross_entropy", machine), schedule, 0, machine)
+    fit = Fit(net, batches, batches, BatchLoss(0, "cross_entropy", machine), schedule, 0, machine)
     generator = torch.Generator().manual_seed(0)
     return lambda: fit._one_epoch(generator)
 

@@ -14,7 +14,7 @@ import torch
 
 import afec
 from afec.data import DataError
-from afec.learner import Learner, Machine, Phase, Schedule
+from afec.learner import Learner, Machine, Progress, Schedule
 from afec.nets import MultiHead, make_backbone
 from afec.streams import Split, Task, make_stream
 
@@ -44,9 +44,9 @@ class Timed:
         net = MultiHead(make_backbone("cnn6"), [task.outputs for task in stream])
         schedule = Schedule(batch_size=BATCH, max_epochs=EPOCHS, patience=None, best_weights=False)
         machine = Machine(channels_last=True)
-        self.learner = Learner(net, METHODS[name](), schedule=schedule, machine=machine, on_phase=self.note)
+        self.learner = Learner(net, METHODS[name](), schedule=schedule, machine=machine, on_progress=self.note)
 
-    def note(self, phase: Phase) -> None:
+    def note(self, phase: Progress) -> None:
         """An epoch is over."""
         now = time.process_time()
         if phase.task > 0 and phase.epoch.number > 1:  # the first one has what comes before it, too

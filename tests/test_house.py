@@ -14,6 +14,7 @@ ROOMS = [
     "files",
     "naming",
     "randomness",
+    "progress",
     "gaussian",
     "fisher",
     "guard",

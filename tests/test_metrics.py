@@ -13,7 +13,9 @@ from afec import metrics
 from afec.metrics import (
     aac,
     aac_curve,
+    average_incremental_accuracy,
     bwt,
+    class_summary,
     empty_matrix,
     forgetting,
     fwt_vs_scratch,
@@ -22,6 +24,8 @@ from afec.metrics import (
     new_accuracy,
     new_task_accuracy,
     old_accuracy,
+    old_class_accuracy,
+    pooled_curve,
     summary,
 )
 
@@ -67,7 +71,8 @@ def test_the_summary_has_every_number_under_its_name():
         function = getattr(metrics, name)
         assert value == (function(A, SCRATCH) if name == "fwt_vs_scratch" else function(A))
         assert type(value) is float
-    scalars = set(metrics.__all__) - {"aac_curve", "new_task_accuracy", "empty_matrix", "summary"}
+    of_classes = {"average_incremental_accuracy", "class_summary", "old_class_accuracy", "pooled_curve"}
+    scalars = set(metrics.__all__) - {"aac_curve", "new_task_accuracy", "empty_matrix", "summary"} - of_classes
     assert set(result) == scalars
     assert math.isnan(summary(A)["fwt_vs_scratch"])
 
@@ -213,3 +218,32 @@ def test_other_mistakes_say_what_is_wanted():
             aac(A, tasks=tasks)
     with pytest.raises(ValueError, match="at least 1 task; got tasks=0"):
         empty_matrix(0)
+
+
+def test_the_scenario_class_by_hand():
+    """50 base classes with 100 test images, then two phases of 20 and 80 images."""
+    nan = math.nan
+    matrix = [[nan] * 3, [0.9, nan, nan], [0.6, 0.8, nan], [0.3, 0.5, 1.0]]
+    sizes = [100, 20, 80]
+    phases = [0.9, (60 + 16) / 120, (30 + 10 + 80) / 200]
+    assert pooled_curve(matrix, sizes) == pytest.approx(phases)
+    assert average_incremental_accuracy(matrix, sizes) == pytest.approx(sum(phases) / 3)
+    assert old_class_accuracy(matrix, sizes) == pytest.approx(40 / 120)
+    assert class_summary(matrix, sizes) == pytest.approx(
+        {
+            "average_incremental_accuracy": sum(phases) / 3,
+            "final_accuracy": 0.6,
+            "old_class_accuracy": 1 / 3,
+            "new_class_accuracy": 1.0,
+        }
+    )
+    assert pooled_curve(A, [5, 5, 5]) == pytest.approx(aac_curve(A))  # of equal sizes it is the mean over the tasks
+    assert math.isnan(old_class_accuracy([[nan], [0.5]], [3]))
+    under_way = [*matrix[:3], [nan] * 3]
+    assert math.isnan(average_incremental_accuracy(under_way, sizes))
+
+
+@pytest.mark.parametrize("sizes", [[1, 2], [1, 2, 0], [[1, 2, 3]], [1, 2, math.nan]])
+def test_sizes_that_cannot_be(sizes):
+    with pytest.raises(ValueError, match="it needs the number of test images, at least 1, of each of the 3 tasks"):
+        average_incremental_accuracy(A, sizes)

@@ -146,25 +146,25 @@ def test_every_head_brings_fresh_statistics_and_names_stay(name):
     grown, whole = make([]), make([3, 3, 3])
     assert {len(norm.tasks) for _, norm in task_norms(grown)} == {1}  # for plain calls of the backbone
     for _ in range(3):
-        grown.add_head(3)
+        grown.begin_task(range(3))
         grown.train()(images(), task=len(grown.heads) - 1)
     assert sorted(grown.state_dict()) == sorted(whole.state_dict())
-    grown.add_head(3)
+    grown.begin_task(range(3))
     fresh = statistics(grown, 3)
     assert len(fresh) == 2 * len(list(task_norms(grown)))
     assert all(value.eq(float(key.endswith("var"))).all() for key, value in fresh.items())
-    whole.add_head(3)
+    whole.begin_task(range(3))
     whole.load_state_dict(grown.state_dict())
     assert equal(statistics(whole), statistics(grown))
 
 
 def test_statistics_are_where_the_weights_are():
     net = net_of(heads=[2]).double()
-    net.add_head(2)
+    net.begin_task(range(2))
     assert {buffer.dtype for buffer in net.buffers()} == {torch.float64}
     assert net(images().double(), task=1).dtype == torch.float64
     away = net_of(heads=[2]).to("meta")
-    away.add_head(2)
+    away.begin_task(range(2))
     assert all(buffer.is_meta for buffer in away.buffers())
 
 

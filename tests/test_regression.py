@@ -78,8 +78,8 @@ def test_settings():
         assert task.decode.rotation == degrees
         assert task.decode.positions == tuple(range(10))  # the first arrangement
         assert str(degrees) in task.name
-        assert task.classes(task.test).equal(transfer.tasks[0].classes(transfer.tasks[0].test))
-    assert "heads alone: arrangement 1 turned by 60°" in str(transfer)
+        assert task.labels(task.test).equal(transfer.tasks[0].labels(transfer.tasks[0].test))
+    assert "linear probes: arrangement 1 turned by 60°" in str(transfer)
 
 
 @pytest.mark.parametrize(

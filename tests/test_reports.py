@@ -12,7 +12,7 @@ import pytest
 from afec.cli import main
 from afec.lab import RunDirectory, find_runs, resolve, run
 from afec.lab.spec import SpecError, load_benchmark, parse_benchmark
-from afec.learner import Transferred
+from afec.learner import LinearProbe
 from afec.report.strength import strengths
 from afec.report.table import lines, problems
 
@@ -201,8 +201,8 @@ def test_a_damaged_transfer_file_is_named(tmp_path):
     from afec.lab import RunError
 
     directory = RunDirectory(tmp_path)
-    directory.write_transfer([Transferred("a, b", 0.25, 0.5, 3)])
-    assert directory.transfers() == [Transferred("a, b", 0.25, 0.5, 3)]
+    directory.write_transfer([LinearProbe("a, b", 0.25, 0.5, 3)])
+    assert directory.transfers() == [LinearProbe("a, b", 0.25, 0.5, 3)]
     (tmp_path / "transfer.csv").write_text("name,validation,test,epochs\na,x,0.5,3\n")
     with pytest.raises(RunError, match=r"transfer.csv cannot be read"):
         directory.transfers()

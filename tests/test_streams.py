@@ -57,7 +57,7 @@ def test_targets_are_the_positions_of_the_true_digits():
         digits = torch.tensor([digit_of[x.numpy().tobytes()] for x in task.test.inputs[:50, 0]])
         expected = IN_ORDER.targets(arrangement(7, number)[digits])
         torch.testing.assert_close(task.test.targets[:50], expected)
-        assert task.classes(Split(task.test.inputs[:50], expected)).equal(digits)
+        assert task.labels(Split(task.test.inputs[:50], expected)).equal(digits)
 
 
 def test_splits_are_a_pure_function_of_the_seed():
@@ -268,9 +268,9 @@ def test_named_streams_are_what_their_records_say():
     assert list(STREAMS)[:2] == ["digits", "digits-regression"]  # the built-in ones; for others see tests/data
     for name, record in list(STREAMS.items())[:2]:
         stream = make_stream(name, seed=1)
-        assert (stream.name, stream.scenario) == (record.name, record.scenario) == (name, record.scenario)
+        assert (stream.name, stream.scenario) == (record.name, "task") == (name, "task")
         assert record.description
-    assert STREAMS["digits"].options == ("tasks", "validation", "test", "sizes")
+    assert STREAMS["digits"].options == ("tasks", "validation", "test", "sizes", "scenario", "class_order")
     assert STREAMS["digits-regression"].options == ("setting", "train", "validation", "tasks", "output", "loss")
 
 
@@ -292,7 +292,8 @@ def test_options_reach_the_stream():
         (
             {"name": "digits", "task": 2},
             "task",
-            "the stream 'digits' has no option 'task'; did you mean 'tasks'? It has: tasks, validation, test, sizes",
+            "the stream 'digits' has no option 'task'; did you mean 'tasks'? It has: tasks, validation, test, sizes, "
+            "scenario, class_order",
         ),
         (
             {"name": "digits-regression", "q": 2},

@@ -10,6 +10,9 @@ the test accuracy on task j after learning the tasks 1 to i. NaN stands for what
 - After t of the T tasks, every metric is that of `A[: t + 1, :t]`.
 
 App. D of the paper has AAC, BWT and FWT (here `fwt_zero_shot`).
+
+In the scenario `class` an accuracy is that of all classes so far, so tasks are pooled: each counts by its number of test
+images, `sizes`, T numbers. Row 0 and what is above the diagonal cannot be measured there, and are not used.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "aac",
     "aac_curve",
+    "average_incremental_accuracy",
     "bwt",
+    "class_summary",
     "empty_matrix",
     "forgetting",
     "fwt_vs_scratch",
@@ -29,6 +34,8 @@ __all__ = [
     "new_accuracy",
     "new_task_accuracy",
     "old_accuracy",
+    "old_class_accuracy",
+    "pooled_curve",
     "summary",
 ]
 
@@ -123,6 +130,33 @@ def fwt_vs_scratch(A: ArrayLike, scratch: ArrayLike) -> float:  # noqa: N803
     return _mean(_diagonal(matrix)[1:] - alone[1:])
 
 
+def pooled_curve(A: ArrayLike, sizes: ArrayLike) -> Floats:  # noqa: N803
+    """The accuracy over all classes so far after 1, 2, …, T tasks: Σ_{j≤t} n_j·A_{t,j} / Σ_{j≤t} n_j."""
+    matrix, counts = _matrix(A), _sizes(A, sizes)
+    return np.array([matrix[t, :t] @ counts[:t] / counts[:t].sum() for t in range(1, len(matrix))])
+
+
+def average_incremental_accuracy(A: ArrayLike, sizes: ArrayLike) -> float:  # noqa: N803
+    """The mean of the accuracy over all classes so far, over all phases, the base phase included."""
+    return _mean(pooled_curve(A, sizes))
+
+
+def old_class_accuracy(A: ArrayLike, sizes: ArrayLike) -> float:  # noqa: N803
+    """The accuracy over the classes of all tasks but the last, after the last; that of the new classes is `new_accuracy`."""
+    matrix, counts = _matrix(A), _sizes(A, sizes)
+    return float(matrix[-1, :-1] @ counts[:-1] / counts[:-1].sum()) if len(counts) > 1 else float("nan")
+
+
+def class_summary(A: ArrayLike, sizes: ArrayLike) -> dict[str, float]:  # noqa: N803
+    """What the scenario `class` is told by; `final_accuracy` is over all classes after the last task."""
+    return {
+        "average_incremental_accuracy": average_incremental_accuracy(A, sizes),
+        "final_accuracy": float(pooled_curve(A, sizes)[-1]),
+        "old_class_accuracy": old_class_accuracy(A, sizes),
+        "new_class_accuracy": new_accuracy(A),
+    }
+
+
 def summary(A: ArrayLike, scratch: ArrayLike | None = None) -> dict[str, float]:  # noqa: N803
     """Every metric that is one number, under the name of its function. `fwt_vs_scratch` is NaN without `scratch`."""
     functions = (
@@ -142,6 +176,16 @@ def summary(A: ArrayLike, scratch: ArrayLike | None = None) -> dict[str, float]:
 def _diagonal(matrix: Floats) -> Floats:
     """A_{i,i} for i = 1, …, T."""
     return matrix[1:].diagonal().copy()
+
+
+def _sizes(matrix: ArrayLike, sizes: ArrayLike) -> Floats:
+    counts, tasks = np.asarray(sizes, dtype=np.float64), np.asarray(matrix).shape[1]
+    if counts.shape != (tasks,) or not (counts >= 1).all():
+        raise ValueError(
+            f"sizes is {counts.tolist()}; it needs the number of test images, at least 1, of each of the {tasks} tasks of the "
+            "accuracy matrix"
+        )
+    return counts
 
 
 def _mean(values: Floats) -> float:

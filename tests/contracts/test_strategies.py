@@ -47,18 +47,18 @@ class AStrategy(Strategy):
     def described(self):
         return "AStrategy()"
 
-    def trainings(self, work):
+    def trainings(self, context):
         self.seen = getattr(self, "seen", 0) + 1
 
         def after_step(lr):
             with torch.no_grad():
-                for weight in work.net.backbone.parameters():
-                    weight.mul_(1 - 0.01 * self.strength / (1 + self.strength) if work.number else 1)
+                for weight in context.net.backbone.parameters():
+                    weight.mul_(1 - 0.01 * self.strength / (1 + self.strength) if context.number else 1)
 
-        yield Training("train", work.net, work.loss, after_step=after_step)
-        work.state = self.keep(work)
+        yield Training("train", context.net, context.loss, after_step=after_step)
+        context.state = self.keep(context)
 
-    def keep(self, work):
+    def keep(self, context):
         return {"count": torch.zeros(1)}
 
 
@@ -66,44 +66,44 @@ DRAWS = itertools.count()
 
 
 class DrawsForItself(AStrategy):
-    def keep(self, work):
+    def keep(self, context):
         return {"drawn": float(next(DRAWS))}  # from no generator: those are the learner's
 
 
 class WritesIntoItsState(AStrategy):
-    def keep(self, work):
-        count = work.state.get("count", torch.zeros(1))
+    def keep(self, context):
+        count = context.state.get("count", torch.zeros(1))
         count += 1
         return {"count": count}
 
 
 class ForgetsEarly(AStrategy):
-    def trainings(self, work):
-        self.state = {"begun": work.number}  # before anything is learned
-        yield from super().trainings(work)
+    def trainings(self, context):
+        self.state = {"begun": context.number}  # before anything is learned
+        yield from super().trainings(context)
 
     def load_state_dict(self, state):
         pass
 
 
 class KeepsAnObject(AStrategy):
-    def keep(self, work):
+    def keep(self, context):
         return {"count": torch.nn.Parameter(torch.zeros(1))}
 
 
 class RemembersOnTheInstance(AStrategy):
-    def keep(self, work):
+    def keep(self, context):
         return {"count": self.seen}
 
 
 class Hoards(AStrategy):
-    def keep(self, work):
-        return {**work.state, work.number: torch.zeros(1)}
+    def keep(self, context):
+        return {**context.state, context.number: torch.zeros(1)}
 
 
 class DoesNothing(AStrategy):
-    def trainings(self, work):
-        yield Training("train", work.net, work.loss)
+    def trainings(self, context):
+        yield Training("train", context.net, context.loss)
 
 
 class Turns(AStrategy):

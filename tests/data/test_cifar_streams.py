@@ -201,3 +201,32 @@ def test_real_first_tasks_have_ten_times_the_images():
     assert {(t.train.size, t.validation.size, t.test.size) for t in stream.tasks} == {(22_500, 2_500, 5_000)}
     prepared = stream.tasks[0].prepare(stream.tasks[0].train.inputs[:4000])
     assert prepared.mean((0, 2, 3)).abs().max() < 0.15
+
+
+def test_a_base_phase_and_a_class_order_by_name():
+    stream = make_stream("cifar100", 7, sizes=[50, 10, 10], class_order="lucir-1993", scenario="class")
+    assert (stream.scenario, stream.outputs) == ("class", [50, 10, 10])
+    assert stream.tasks[0].classes[:6] == (68, 56, 78, 8, 23, 84)
+    assert len({number for task in stream.tasks for number in task.classes}) == 70
+    data, task = load_cifar100(), stream.tasks[1]
+    assert task.class_names == tuple(data.names[k] for k in task.classes)
+    for image, label in zip(*task.test, strict=True):
+        same = data.test_images[data.test_labels == task.classes[int(label)]]
+        assert (same == image).flatten(1).all(1).any()
+
+
+def test_sizes_need_an_order_of_single_classes():
+    with pytest.raises(ValueError, match="use split='paper', or another class order"):
+        make_stream("cifar100", 0, sizes=[50, 50])
+    assert make_stream("cifar100", 0, sizes=[50, 30], split="paper").outputs == [50, 30]
+
+
+def test_numbers_of_classes_in_the_whole_stream():
+    for name in ("cifar100-sc", "cifar10-100"):
+        stream = make_stream(name, 1, scenario="class")
+        every = [number for task in stream.tasks for number in task.classes]
+        assert sorted(every) == list(range(100 if name == "cifar100-sc" else 110))
+        assert stream.scenario == "class"
+    assert stream.tasks[0].classes == (0, 1, 2, 3, 4)
+    order = [task.name for task in make_stream("cifar100-sc", 1, class_order="sorted").tasks]
+    assert order == [f"things_{k}" for k in range(20)]

@@ -75,7 +75,7 @@ def test_options(mine):
     assert task.augment == CropFlip()
     prepared = task.prepare(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
     assert prepared.flatten().tolist() == pytest.approx([-1, 1])
-    orders = [[task.name for task in folder(str(mine), seed, order="seed").tasks] for seed in range(6)]
+    orders = [[task.name for task in folder(str(mine), seed, class_order="seed").tasks] for seed in range(6)]
     assert ["b-split", "a-whole"] in orders
     assert ["a-whole", "b-split"] in orders
 
@@ -231,7 +231,7 @@ def test_too_few_images_to_divide(tmp_path):
         ({"mode": "gray"}, "did you mean 'grey'"),
         ({"validation": 0}, "validation=0"),
         ({"test": 1.0}, "test=1.0"),
-        ({"order": "random"}, "order='random'"),
+        ({"class_order": "random"}, "class_order='random'"),
         ({"bad": "ignore"}, "bad='ignore'"),
         ({"tasks": 3}, "has 2 of them"),
     ],
@@ -305,3 +305,16 @@ def test_a_benchmark_of_ones_own_images(mine, monkeypatch, in_process):
     assert main(["run", "own.toml", "--method", "ewc", "--seeds", "1", "--runs", "runs"]) == 0
     (found,) = find_runs(mine.parent / "runs")
     assert found.done
+
+
+def test_classes_of_folders_have_one_number_each_in_every_order(mine, tmp_path):
+    by_name = folder(str(mine), 0, scenario="class")
+    assert by_name.scenario == "class"
+    every = [number for task in by_name.tasks for number in task.classes]
+    assert every == list(range(len(every)))
+    (tmp_path / "order.txt").write_text("b-split\na-whole\n")
+    turned = folder(str(mine), 0, scenario="class", class_order=str(tmp_path / "order.txt"))
+    assert [task.name for task in turned.tasks] == ["b-split", "a-whole"]
+    assert [task.classes for task in turned.tasks] == [task.classes for task in by_name.tasks][::-1]
+    with pytest.raises(ValueError, match="unknown scenario 'domain'"):
+        folder(str(mine), 0, scenario="domain")

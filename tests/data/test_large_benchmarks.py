@@ -19,7 +19,7 @@ from afec.lab.config import RunConfig, resolve
 from afec.lab.grids import search_space
 from afec.lab.spec import load_benchmark
 from afec.learner import Fit, Learner, Machine, Memo, Schedule
-from afec.learner.tasks import Batches, HeadLoss
+from afec.learner.tasks import Batches, BatchLoss
 from afec.nets import MultiHead, make_backbone
 from afec.report.table import Line, problems
 from afec.streams.cub import cub200
@@ -140,7 +140,7 @@ def test_a_memo_knows_images_by_their_content(root, tmp_path):
         task = task if augment else replace(task, augment=None)
         torch.manual_seed(0)
         net = MultiHead(make_backbone("alexnet", hidden=2, pool=1), [20])
-        return Memo(tmp_path).path(Fit(net, Batches(task.train), None, HeadLoss.of(0, task, Machine()), schedule, 0))
+        return Memo(tmp_path).path(Fit(net, Batches(task.train), None, BatchLoss.of(0, task, Machine()), schedule, 0))
 
     found = [path(root), path(other), path(root, size=66), path(root, seed=1), path(root, augment=False)]
     assert None not in found

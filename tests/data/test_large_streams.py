@@ -222,14 +222,18 @@ def test_a_folder_in_tasks_of_two(things):
 
 def test_a_list_chooses_classes_and_their_order(things, tmp_path):
     (tmp_path / "mine.txt").write_text("# chosen\nn0004 a cat\n\nn0001\nn0005\nn0000\n")
-    stream = imagenet100(seed=0, classes=2, choose=str(tmp_path / "mine.txt"), order="given", size=16, root=things)
+    stream = imagenet100(
+        seed=0, classes=2, choose=str(tmp_path / "mine.txt"), class_order="sorted", size=16, root=things
+    )
     cache = stream.tasks[0].prepare.images
     assert len(cache) == 4 * 5  # no other class is decoded
     files = [sorted({int(cache[row][0, 0, 0]) for row in task.test.inputs.tolist()}) for task in stream.tasks]
     assert files == [[1, 4], [0, 5]]
     assert [task.test.targets.tolist() for task in stream.tasks] == [[1, 1, 0, 0]] * 2  # n0004 before n0001
     (tmp_path / "turned.txt").write_text("n0000\nn0001\nn0004\nn0005\n")
-    turned = imagenet100(seed=0, classes=2, choose=str(tmp_path / "turned.txt"), order="given", size=16, root=things)
+    turned = imagenet100(
+        seed=0, classes=2, choose=str(tmp_path / "turned.txt"), class_order="sorted", size=16, root=things
+    )
     assert turned.tasks[0].prepare.images.folder == cache.folder  # one cache for every order
     assert [task.test.targets.tolist() for task in turned.tasks] == [[0, 0, 1, 1]] * 2
 
@@ -237,9 +241,13 @@ def test_a_list_chooses_classes_and_their_order(things, tmp_path):
 def test_names_choose_a_hundred(tmp_path):
     names = [f"n{k:03d}" for k in range(105)]
     write_image_folder(tmp_path / "all", names, train=1, test=1)
-    stream = imagenet100(seed=0, folder=str(tmp_path / "all"), choose="first", order="given", size=16, root=tmp_path)
+    stream = imagenet100(
+        seed=0, folder=str(tmp_path / "all"), choose="first", class_order="sorted", size=16, root=tmp_path
+    )
     assert [label for label, _ in seen(stream.tasks[9], stream.tasks[9].test.inputs)] == list(range(90, 100))
-    stream = imagenet100(seed=0, folder=str(tmp_path / "all"), choose="lucir", order="given", size=16, root=tmp_path)
+    stream = imagenet100(
+        seed=0, folder=str(tmp_path / "all"), choose="lucir", class_order="sorted", size=16, root=tmp_path
+    )
     np.random.seed(1993)
     drawn = np.random.choice(names, 100, replace=False)
     rows, labels = stream.tasks[0].test
@@ -260,8 +268,8 @@ def test_lists_that_cannot_be(things, tmp_path, list_, said):
 def test_options_of_a_folder_that_cannot_be(things, tmp_path):
     with pytest.raises(ValueError, match="does not divide its 6 classes"):
         imagenet100(seed=0, classes=4, root=things)
-    with pytest.raises(ValueError, match="unknown order 'name'"):
-        imagenet100(seed=0, order="name", root=things)
+    with pytest.raises(ValueError, match="unknown class order 'name'"):
+        imagenet100(seed=0, classes=2, class_order="name", root=things)
     with pytest.raises(DataError, match="has 6 classes, and choose='lucir' takes 100"):
         imagenet100(seed=0, choose="lucir", root=things)
     with pytest.raises(ValueError, match="or the path of a list"):
@@ -309,3 +317,13 @@ def test_the_real_folder():
     assert stream.outputs == [10] * 10
     task = stream.tasks[-1]
     assert abs(task.prepare(task.test.inputs[:64]).mean()) < 1.0
+
+
+def test_a_base_phase_in_the_scenario_class(things):
+    stream = imagenet100(seed=0, sizes=[3, 1, 2], scenario="class", class_order="sorted", size=16, root=things)
+    assert (stream.scenario, [task.classes for task in stream.tasks]) == ("class", [(0, 1, 2), (3,), (4, 5)])
+    by_seed = imagenet100(seed=0, sizes=[3, 3], size=16, root=things)
+    plain = imagenet100(seed=0, classes=3, size=16, root=things)
+    assert [task.classes for task in by_seed.tasks] == [task.classes for task in plain.tasks]
+    with pytest.raises(ValueError, match=r"imagenet100 got sizes=\[5, 2\]"):
+        imagenet100(seed=0, sizes=[5, 2], root=things)

@@ -182,9 +182,9 @@ def test_the_official_split_shuffles_all_copies():
 
 
 def test_the_order_is_that_of_the_files_or_the_seeds():
-    names = [[t.name for t in make_stream("omniglot", seed, tasks=4, order="seed").tasks] for seed in (0, 0, 1)]
+    names = [[t.name for t in make_stream("omniglot", seed, tasks=4, class_order="seed").tasks] for seed in (0, 0, 1)]
     assert names[0] == names[1] != names[2]
-    every = [task.name for task in make_stream("omniglot", 0, order="seed").tasks]
+    every = [task.name for task in make_stream("omniglot", 0, class_order="seed").tasks]
     assert every[:4] == names[0]
     assert sorted(every) == list(open_omniglot().alphabets)
     assert [task.name for task in make_stream("omniglot", 5, tasks=2).tasks] == ["back_00", "back_01"]
@@ -214,7 +214,7 @@ def test_turning_and_shifting_by_hand():
         ({"tasks": 51}, "from 1 to 50"),
         ({"split": "paper"}, "unknown split 'paper'"),
         ({"copies": 0}, "copies=0"),
-        ({"order": "sed"}, "did you mean 'seed'"),
+        ({"class_order": "sed"}, "did you mean 'seed'"),
         ({"characters": 1}, "at least 2"),
     ],
 )
@@ -241,3 +241,13 @@ def test_the_real_omniglot():
     assert 0.04 < greek.images.float().mean() / 255 < 0.12  # thin bright lines
     task = omniglot(0, tasks=1, root=REAL).tasks[0]
     assert [task.train.size, task.validation.size, task.test.size] == [16 * 20, 40, 40]
+
+
+def test_characters_keep_their_numbers_in_every_order_of_the_alphabets():
+    by_file = make_stream("omniglot", 0, tasks=3, scenario="class")
+    assert by_file.scenario == "class"
+    every = [number for task in by_file.tasks for number in task.classes]
+    assert every == list(range(len(every)))
+    numbers = {task.name: task.classes for task in make_stream("omniglot", 0, class_order="sorted").tasks}
+    for task in make_stream("omniglot", 1, tasks=5, class_order="seed").tasks:
+        assert task.classes == numbers[task.name]

@@ -33,7 +33,7 @@ def bare(seed, tasks=5, test=0.85, sizes=None):
 
 @pytest.fixture(autouse=True)
 def _named(monkeypatch):
-    monkeypatch.setitem(STREAMS, "bare", StreamRecord("bare", bare, "digits without validation", "task"))
+    monkeypatch.setitem(STREAMS, "bare", StreamRecord("bare", bare, "digits without validation"))
 
 
 def learner(schedule):
@@ -72,7 +72,7 @@ def test_a_schedule_that_needs_some_is_refused(schedule):
 def test_the_loss_of_an_epoch_is_then_that_of_its_batches_and_divergence_is_seen():
     (task,), seen = bare(0, sizes=[2]).tasks, []
     one = learner(replace(FIXED, batch_size=10_000, lr=1e-9, lr_min=0.0))
-    one.on_phase = lambda phase: seen.append(phase.epoch.loss)
+    one.on_progress = lambda phase: seen.append(phase.epoch.loss)
     one.learn(task)
     with torch.no_grad():  # nothing moves at this rate, so it is the loss of all training data
         expected = torch.nn.functional.cross_entropy(one.net(task.train.inputs, task=0), task.train.targets)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import afec
-from afec.learner import Learned, Learner, Schedule
+from afec.learner import Learner, Schedule, TaskRecord
 from afec.nets import MultiHead
 from afec.randomness import forked
 from afec.streams import Split, Task, digits
@@ -43,7 +43,7 @@ def cut(task: Task, train: int = 48, others: int = 30) -> Task:
         Split(split.inputs[:n], split.targets[:n])
         for split, n in ((task.train, train), (task.validation, others), (task.test, others))
     ]
-    return Task(task.name, *parts, outputs=task.outputs, loss=task.loss, decode=task.decode)
+    return replace(task, **dict(zip(("train", "validation", "test"), parts, strict=True)))
 
 
 def few_tasks(count: int = 3, train: int = 48, sizes: list[int] | None = None) -> list[Task]:
@@ -63,7 +63,7 @@ def small_learner(tasks: list[Task], guard: afec.Guard | None = None, **options:
     return Learner(small_net(tasks), guard, **{"schedule": SHORT, "seed": 3, **options})
 
 
-def numbers(took: list[Learned]) -> list[Learned]:
+def numbers(took: list[TaskRecord]) -> list[TaskRecord]:
     """What learning took, without the clocks, and whether it was trained here or recalled."""
     return [replace(one, seconds={}, cpu_seconds={}, recalled={}) for one in took]
 

@@ -99,7 +99,7 @@ def test_the_best_weights_come_back_with_their_statistics(batch_norm):
     task, seen = few_tasks(1)[0], []
     wrong = replace(task, validation=task.validation._replace(targets=1 - task.validation.targets))
     schedule = replace(SHORT, max_epochs=6, patience=None)
-    learner = learner_of(batch_norm, schedule=schedule, on_phase=lambda _: seen.append(statistics(learner.net)))
+    learner = learner_of(batch_norm, schedule=schedule, on_progress=lambda _: seen.append(statistics(learner.net)))
     best = learner.learn(wrong).best_epoch
     assert best < len(seen) == 6  # the better it learns, the worse it looks
     assert same(statistics(learner.net), seen[best - 1])
@@ -123,7 +123,7 @@ def test_a_learner_stopped_inside_a_task_ends_as_the_one_that_was_not(guard, bat
             places.append((phase.phase, phase.epoch.number))
             whole.save(tmp_path / f"{len(places)}.safetensors")
 
-    whole = learner_of(batch_norm, GUARDS[guard](), name, on_phase=save)
+    whole = learner_of(batch_norm, GUARDS[guard](), name, on_progress=save)
     took = [whole.learn(task) for task in tasks]
     assert ("train", 1) in places
     assert guard != "ewc+afec" or ("theta_e", 1) in places

@@ -63,7 +63,7 @@ class Story:
             save_tree(self.files[-1], learner.state_dict())
 
         learner = small_learner(
-            self.tasks, make(), on_phase=lambda p: save((p.task, p.phase, p.epoch.number)), **options
+            self.tasks, make(), on_progress=lambda p: save((p.task, p.phase, p.epoch.number)), **options
         )
         self.took = []
         for number, task in enumerate(self.tasks):
@@ -139,7 +139,7 @@ def test_theta_e_follows_the_rate_over_several_decays_and_goes_on_after_each(nam
         if phase.task == 1:
             rates.append((phase.epoch.lr, *learner.guard.task.flights["afec"]["lrs"]))
 
-    learner = small_learner(wrong, make(), schedule=schedule, on_phase=look)
+    learner = small_learner(wrong, make(), schedule=schedule, on_progress=look)
     for task in wrong:
         learner.learn(task)
     assert len({main for main, _ in rates}) >= 3
@@ -159,7 +159,7 @@ def in_the_middle(tmp_path, phase, guard):
         if (at.task, at.phase, at.epoch.number) == (1, phase, 1):
             learner.save(file)
 
-    learner = small_learner(tasks, guard, on_phase=save)
+    learner = small_learner(tasks, guard, on_progress=save)
     for task in tasks[:2]:
         learner.learn(task)
     return tasks, file, learner
@@ -169,7 +169,10 @@ def in_the_middle(tmp_path, phase, guard):
 def test_a_learner_that_was_loaded_in_the_middle_of_a_task_refuses_another_one(phase, tmp_path):
     tasks, file, whole = in_the_middle(tmp_path, phase, GUARDS["ewc+afec"]())
     learner = small_learner(tasks, GUARDS["ewc+afec"]()).load(file)
-    assert (learner.state_dict()["inside"]["task"], learner.state_dict()["inside"]["phase"]) == (tasks[1].name, phase)
+    assert (learner.state_dict()["inside"]["tasks"], learner.state_dict()["inside"]["phase"]) == (
+        [tasks[1].name],
+        phase,
+    )
     message = f"in the middle of the task '{tasks[1].name}', so that is to be learned next; got '{tasks[2].name}'"
     for _ in range(2):  # and nothing of it is lost by asking
         with pytest.raises(ValueError, match=message):
@@ -189,32 +192,9 @@ def test_nothing_unfinished_is_left_over_where_the_phase_does_not_come_again(tmp
     learner.learn(tasks[2])
 
 
-@pytest.mark.parametrize(("phase", "measured"), [("theta_e", 0), ("train", 48)])
-def test_samples_of_fisher_passes_before_the_stop_are_counted_once(phase, measured, tmp_path):
+@pytest.mark.parametrize(("phase", "samples"), [("theta_e", 0), ("train", 2 * 48 + 48)])
+def test_samples_of_fisher_passes_before_the_stop_are_counted_once(phase, samples, tmp_path):
     tasks, file, _ = in_the_middle(tmp_path, phase, GUARDS["ewc+afec"]())
     learner = small_learner(tasks, GUARDS["ewc+afec"]()).load(file)
-    assert learner.state_dict()["inside"]["cost"]["measured"] == measured  # F_e comes after θ_e and before θ
+    assert learner.state_dict()["inside"]["cost"]["samples"] == samples  # F_e comes after θ_e and before θ
     assert learner.learn(tasks[1]).samples == (2 + 2) * 48 + 48 + 48
-
-
-@pytest.mark.parametrize("phase", ["theta_e", "train", None])
-def test_a_state_of_the_first_format_goes_on(phase, tmp_path):
-    """Its keys as they were written before there were strategies."""
-    tasks, file, whole = in_the_middle(tmp_path, phase or "train", GUARDS["ewc+afec"]())
-    state = load_tree(file) if phase else whole.state_dict()
-    state = {key: value for key, value in state.items() if key != "afec"}
-    old = {**state, "format": 1, "guard": state["method"]}
-    del old["method"]
-    if phase:
-        inside = old["inside"]
-        old["inside"] = {
-            **{key: inside[key] for key in ("task", "phase", "fit")},
-            "theta_e": inside["weights"],
-            "epochs_theta_e": inside["cost"]["epochs"].get("theta_e", 0),
-            "measured": inside["cost"]["measured"],
-        }
-    learner = small_learner(tasks, GUARDS["ewc+afec"]())
-    learner.load_state_dict(old)
-    if phase:
-        assert learner.learn(tasks[1]).epochs_theta_e == 2
-    assert same(learner.state_dict(), whole.state_dict())

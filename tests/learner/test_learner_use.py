@@ -153,7 +153,7 @@ def test_what_decides_is_the_loss_with_the_penalty_that_was_asked_for(select):
     tasks = few_tasks(2)
     guard, seen = afec.EWC(50.0) + afec.AFEC(5.0), []
 
-    def on_phase(phase):
+    def on_progress(phase):
         if (phase.task, phase.phase) == (1, "train"):
             net, (x, y) = learner.net.eval(), tasks[1].validation
             with torch.no_grad():
@@ -163,7 +163,7 @@ def test_what_decides_is_the_loss_with_the_penalty_that_was_asked_for(select):
             added = {"penalised": sum(parts.values()), "old-penalised": parts["old"], "loss": 0.0}
             seen.append((phase.epoch.loss, alone + added[select]))
 
-    learner = small_learner(tasks, guard, schedule=replace(SHORT, select=select, max_epochs=4), on_phase=on_phase)
+    learner = small_learner(tasks, guard, schedule=replace(SHORT, select=select, max_epochs=4), on_progress=on_progress)
     for task in tasks:
         learner.learn(task)
     assert len(seen) == 4
@@ -183,7 +183,9 @@ def test_the_choice_of_what_decides_changes_which_weights_stay():
 def test_the_expansion_is_trained_by_the_schedule_and_counted():
     tasks = few_tasks(2)
     phases = []
-    learner, took = learned(tasks, afec.EWC(1.0) + afec.AFEC(0.1), on_phase=lambda p: phases.append((p.task, p.phase)))
+    learner, took = learned(
+        tasks, afec.EWC(1.0) + afec.AFEC(0.1), on_progress=lambda p: phases.append((p.task, p.phase))
+    )
     assert phases == [(0, "train")] * 2 + [(1, "theta_e")] * 2 + [(1, "train")] * 2
     assert [t.epochs_theta_e for t in took] == [0, 2]
     assert [t.samples for t in took] == [(2 + 1) * 48, (2 + 2 + 2) * 48]  # EWC's Fisher; then F_e as well
@@ -268,7 +270,7 @@ def test_an_interrupted_task_can_be_learned_again():
         if phase.task == 1:
             raise KeyboardInterrupt
 
-    learner = small_learner(tasks, afec.EWC(1.0) + afec.AFEC(0.1), on_phase=stop)
+    learner = small_learner(tasks, afec.EWC(1.0) + afec.AFEC(0.1), on_progress=stop)
     learner.learn(tasks[0])
     before = {name: value.clone() for name, value in learner.net.state_dict().items()}
     with pytest.raises(KeyboardInterrupt):
@@ -276,7 +278,7 @@ def test_an_interrupted_task_can_be_learned_again():
     assert same(before, dict(learner.net.state_dict()))  # stopped in the expansion, which borrows the net
     assert learner.state_dict()["inside"] is None
     assert learner.tasks_learned == [tasks[0].name]
-    learner.on_phase = None
+    learner.on_progress = None
     assert learner.learn(tasks[1]).epochs_theta_e == 2
 
 

@@ -14,7 +14,7 @@ import afec
 from afec.learner import Fit, Memo, Schedule
 from afec.learner import memo as memo_module
 from afec.learner.machine import Machine
-from afec.learner.tasks import Batches, HeadLoss
+from afec.learner.tasks import Batches, BatchLoss
 from afec.nets import MultiHead
 
 GUARDS = {
@@ -32,7 +32,7 @@ GUARDS = {
 def learned(guard, memo=None, tasks=2):
     """The learner's end, what it took, and the (task, phase) of each epoch that was really run."""
     stream, ran = few_tasks(tasks), []
-    learner = small_learner(stream, guard, memo=memo, on_phase=lambda p: ran.append((p.task, p.phase)))
+    learner = small_learner(stream, guard, memo=memo, on_progress=lambda p: ran.append((p.task, p.phase)))
     took = numbers([learner.learn(task) for task in stream])
     return learner.state_dict(), took, ran
 
@@ -97,7 +97,7 @@ def test_everything_that_matters_is_in_the_name(tmp_path):
         torch.manual_seed(0)
         backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Dropout(dropout))
         net = MultiHead(backbone, [2, 2], features=4)
-        loss = HeadLoss(number, task.loss, machine)
+        loss = BatchLoss(number, task.loss, machine)
         return memo.path(Fit(net, Batches(task.train), Batches(task.validation), loss, schedule, seed, machine))
 
     different = [
@@ -130,7 +130,7 @@ def test_which_weights_train_types_processor_and_version_are_in_the_name(tmp_pat
         backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), layer())
         backbone[1].weight.requires_grad_(not frozen)
         net = MultiHead(backbone, [2], features=4)
-        loss = HeadLoss(0, task.loss, Machine())
+        loss = BatchLoss(0, task.loss, Machine())
         return memo.path(Fit(net, Batches(task.train), Batches(task.validation), loss, SHORT, 0, Machine()))
 
     assert repr(ReLU()) == repr(nn.ReLU())

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import afec
 from afec.learner import Learner, Memo, Schedule
 from afec.learner.machine import Machine
-from afec.learner.tasks import HeadLoss
+from afec.learner.tasks import BatchLoss
 from afec.methods.progress_compress import Distillation
 from afec.nets import MultiHead, make_backbone
 from afec.randomness import forked
@@ -31,7 +31,7 @@ class Says(nn.Module):
 
 
 def distance(kind, outputs, targets, temperature=1.0):
-    loss = Distillation(HeadLoss(0, kind, Machine()), temperature)
+    loss = Distillation(BatchLoss(0, kind, Machine()), temperature)
     return loss(Says(outputs), (torch.zeros(2, 1), torch.tensor([targets] * 2))).item()
 
 
@@ -86,17 +86,17 @@ def test_progress_leaves_the_base_alone_and_compress_brings_it_to_the_column():
     tasks, seen = few_tasks(2), []
 
     def look(phase):
-        course = learner._course
-        fit = course.running[1]
+        run = learner._run
+        fit = run.running[1]
         seen.append((phase.task, phase.phase, {k: v.clone() for k, v in learner.net.state_dict().items()}, fit.loss_fn))
         if phase.phase == "compress":
-            targets = course.flight["targets"][0]
+            targets = run.task_state["targets"][0]
             with torch.no_grad():
                 says = learner.net.eval()(tasks[phase.task].train.inputs, task=phase.task)
             distances.append(float(F.mse_loss(torch.softmax(says, 1), torch.softmax(targets, 1))))
 
     distances = []
-    learner = learner_of(tasks, afec.ProgressCompress(10.0), on_phase=look)
+    learner = learner_of(tasks, afec.ProgressCompress(10.0), on_progress=look)
     entry = {k: v.clone() for k, v in learner.net.state_dict().items()}
     for task in tasks:
         learner.learn(task)
@@ -104,7 +104,7 @@ def test_progress_leaves_the_base_alone_and_compress_brings_it_to_the_column():
     for number in (0, 1):
         for _, _, net, loss in (place for place in seen if place[:2] == (number, "progress")):
             assert same(net, entry)
-            assert isinstance(loss, HeadLoss)
+            assert isinstance(loss, BatchLoss)
         entry = seen[6 * number + 5][2]
     assert isinstance(seen[3][3], Distillation)
     assert distances[2] < distances[0]
@@ -114,7 +114,7 @@ def test_progress_leaves_the_base_alone_and_compress_brings_it_to_the_column():
 def test_what_it_costs():
     tasks, phases = few_tasks(2), []
     learner = learner_of(tasks, afec.ProgressCompress(10.0, progress_epochs=1, compress_epochs=2))
-    learner.on_phase = lambda p: phases.append((p.task, p.phase, p.epoch.number))
+    learner.on_progress = lambda p: phases.append((p.task, p.phase, p.epoch.number))
     took = [learner.learn(task) for task in tasks]
     of_task = [("progress", 1), ("compress", 1), ("compress", 2)]
     assert phases == [(number, *place) for number in (0, 1) for place in of_task]
@@ -171,7 +171,7 @@ def test_the_first_progress_is_shared_by_all_strengths(tmp_path):
     expected, took = learned({}, tasks)
     learned({"strength": 3.0}, tasks, memo=memo)
     ran = []
-    again, took_again = learned({}, tasks, memo=memo, on_phase=lambda p: ran.append((p.task, p.phase)))
+    again, took_again = learned({}, tasks, memo=memo, on_progress=lambda p: ran.append((p.task, p.phase)))
     assert (0, "progress") not in ran
     assert (1, "progress") in ran  # there the column listens to the base
     assert same(again.state_dict(), expected.state_dict())

@@ -1,5 +1,7 @@
 """What a strategy is: how it adds, what it may replace, and that the learner does as it says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_learning import SHORT, few_tasks, numbers, same, small_learner, small_net
@@ -104,15 +106,18 @@ class Everything(Strategy):
     def described(self):
         return "Everything()"
 
-    def trainings(self, work):
-        self.calls.append(f"state {work.state}")
-        if "turned" not in work.flight:
-            yield Training("first", work.net, work.loss, guarded=False, max_epochs=1, after_step=self._step)
-            turned = [None if split is None else 1 - split.targets for split in (work.train, work.validation)]
-            work.flight["turned"] = turned
-        own = Training("second", work.net, work.loss, targets=tuple(work.flight["turned"]), after_epoch=self._epoch)
-        yield own
-        work.state = {"tasks": work.number + 1}
+    def trainings(self, context):
+        self.calls.append(f"state {context.state}")
+        once = replace(context.schedule, max_epochs=1)
+        if "turned" not in context.task_state:
+            yield Training("first", context.net, context.loss, guarded=False, schedule=once, after_step=self._step)
+            context.task_state["turned"] = [1 - split.targets for split in (context.train, context.validation)]
+        train, validation = (
+            (split.inputs, targets)
+            for split, targets in zip((context.train, context.validation), context.task_state["turned"], strict=True)
+        )
+        yield Training("second", context.net, context.loss, train, validation, after_epoch=self._epoch)
+        context.state = {"tasks": context.number + 1}
 
     def _step(self, lr):
         self.calls.append(f"step at {lr:g}")
@@ -127,7 +132,7 @@ class Everything(Strategy):
 def test_the_learner_does_all_that_a_strategy_says():
     tasks, phases = few_tasks(2), []
     method = Everything()
-    learner = small_learner(tasks, method, on_phase=lambda p: phases.append((p.task, p.phase, p.epoch.number)))
+    learner = small_learner(tasks, method, on_progress=lambda p: phases.append((p.task, p.phase, p.epoch.number)))
     took = [learner.learn(task) for task in tasks]
     of_task = [("first", 1), ("second", 1), ("second", 2)]
     assert phases == [(number, *place) for number in (0, 1) for place in of_task]
@@ -144,13 +149,98 @@ def test_the_learner_does_all_that_a_strategy_says():
     assert learner.predict(tasks[0].test.inputs, 0).tolist() == (-head).argmax(1).tolist()
 
 
+class Rehearse(Strategy):
+    """Trains on kept images too, by a schedule of its own, and predicts by class means that it has kept."""
+
+    name = "rehearse"
+    keeps_examples = True
+
+    def described(self):
+        return "Rehearse()"
+
+    def trainings(self, context):
+        kept = context.state.get("kept", (context.train.inputs[:0], context.train.targets[:0]))
+        data = tuple(torch.cat(pair) for pair in zip(kept, context.train, strict=True))
+        schedule = replace(context.schedule, max_epochs=1, batch_size=1000)
+        self.seen = data, context.schedule
+        yield Training("train", context.net, context.loss, data, schedule=schedule, guard_data=self.guard_data(context))
+        features = context.features(context.net, context.train.inputs)
+        assert features.equal(context.net.eval().features(context.train.inputs, context.number).detach())
+        outputs = context.predict(context.net, context.train.inputs)
+        assert outputs.equal(context.net.heads[context.number](features).detach())
+        means = torch.stack([features[context.train.targets == k].mean(0) for k in range(len(context.classes))])
+        every = {**context.state.get("means", {}), str(context.number): means}
+        context.state = {"kept": (context.train.inputs[:7], context.train.targets[:7]), "means": every}
+
+    def guard_data(self, context):
+        return None
+
+    def outputs(self, net, loss, batch):
+        features = net.features(loss.prepared(batch[0]), loss.number)
+        return -torch.cdist(features, self.state["means"][str(loss.number)])
+
+
+def test_a_training_has_data_and_a_schedule_of_its_own_and_all_of_it_is_counted():
+    tasks, method = few_tasks(2), Rehearse()
+    learner = small_learner(tasks, method)
+    took = [learner.learn(task) for task in tasks]
+    assert [len(method.seen[0][0]), method.seen[1]] == [48 + 7, SHORT]
+    assert [one.epochs for one in took] == [1, 1]
+    assert [one.samples for one in took] == [48 + 2 * 48, 48 + 7 + 2 * 48]  # a pass for features, one for outputs
+
+
+def test_the_guard_learns_from_the_new_task_unless_other_data_are_named():
+    """The Fisher is that of the task's own images, or of `guard_data`; θ_e is trained on them too."""
+
+    class Half(Rehearse):
+        def guard_data(self, context):
+            return context.train.inputs[:24], context.train.targets[:24]
+
+    tasks, measured = few_tasks(2), {}
+    for make in (Rehearse, Half):
+        learner = small_learner(tasks, make() + afec.EWC(1.0) + afec.AFEC(0.5))
+        took = [learner.learn(task) for task in tasks]
+        measured[make] = took[1].samples - (48 + 7) - 2 * 48
+        assert took[1].epochs_theta_e == SHORT.max_epochs
+    assert measured == {Rehearse: (2 + 1 + 1) * 48, Half: (2 + 1 + 1) * 24}  # θ_e, F_e and F
+
+
+@pytest.mark.parametrize("only", [False, True])
+def test_a_file_predicts_as_the_strategy_does_also_without_the_memory(only, tmp_path):
+    tasks, file = few_tasks(2), tmp_path / "a.safetensors"
+    learner = small_learner(tasks, Rehearse() + afec.EWC(1.0))
+    for task in tasks:
+        learner.learn(task)
+    learner.save(file, prediction_only=only)
+    fresh = small_learner(tasks, Rehearse() + afec.EWC(1.0)).load(file)
+    for number, task in enumerate(tasks):
+        assert fresh.outputs(task.test.inputs, number).equal(learner.outputs(task.test.inputs, number))
+    assert fresh.evaluate(tasks) == learner.evaluate(tasks)
+    assert fresh.guard.tasks_done == (0 if only else 2)
+    if only:
+        with pytest.raises(RuntimeError, match="saved for prediction only"):
+            fresh.learn(replace(tasks[1], name="more"))
+
+
+def test_a_file_for_prediction_has_no_memory_in_it(tmp_path):
+    tasks = few_tasks(1)
+    for method in (afec.EWC(1.0), afec.AGSCL(1.0), None):
+        learner = small_learner(tasks, method)
+        learner.learn(tasks[0])
+        learner.save(tmp_path / "a.safetensors", prediction_only=True)
+        fresh = small_learner(tasks, method and type(method)(1.0)).load(tmp_path / "a.safetensors")
+        assert fresh.evaluate(tasks) == learner.evaluate(tasks)
+        size = sum(value.numel() * value.element_size() for value in learner.net.state_dict().values())
+        assert (tmp_path / "a.safetensors").stat().st_size < size + 8000
+
+
 def test_what_fails_in_the_middle_leaves_method_and_guard_as_on_entry():
     """The guard has ended its task when the strategy fails after it: both are put back."""
 
     class Fails(Everything):
-        def trainings(self, work):
-            yield from super().trainings(work)
-            if work.number == 1:
+        def trainings(self, context):
+            yield from super().trainings(context)
+            if context.number == 1:
                 raise RuntimeError("at the very end")
 
     tasks = few_tasks(2)
@@ -198,7 +288,7 @@ def test_transfer_and_joint_go_on_beside_a_strategy():
     for task in tasks[:2]:
         learner.learn(task)
     before = learner.state_dict()
-    assert 0 <= learner.transfer(tasks[2]).test <= 1
+    assert 0 <= learner.linear_probe(tasks[2]).test <= 1
     assert same(learner.state_dict(), before)
     assert learner.learn_jointly(tasks).epochs == 2
 

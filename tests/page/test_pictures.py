@@ -12,7 +12,7 @@ from afec.cli import main
 from afec.files import save_tree
 from afec.lab import build, find_runs, load_benchmark, resolve, run
 from afec.learner import Machine
-from afec.learner.tasks import HeadLoss
+from afec.learner.tasks import BatchLoss
 from afec.methods import AGSCL
 from afec.nets import MultiHead, make_backbone
 from afec.report import pictures, saliency
@@ -121,7 +121,7 @@ def test_grad_cam_by_hand(digits):
     layer = saliency.last_convolution(net.backbone)
     kept = []
     hook = layer.register_forward_hook(lambda module, given, output: kept.append(output))
-    inputs = HeadLoss.of(number, task, Machine()).prepared(task.test.inputs[rows])
+    inputs = BatchLoss.of(number, task, Machine()).prepared(task.test.inputs[rows])
     net.eval()
     scores = net(inputs, task=number)
     hook.remove()

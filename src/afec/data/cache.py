@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afec.data.decode import decode_all, listed, shown
+from afec.data.decode import decode_all, listed
 from afec.data.root import DataError, data_root
 from afec.files import load_tree, save_tree
+from afec.progress import progress_bar
 
 try:
     import fcntl
@@ -171,9 +172,9 @@ def _make(folder: Path, name: str, files: Sequence[Path], short: int, fingerprin
 def _decoded(work: Path, name: str, files: Sequence[Path], short: int) -> dict[str, Any]:
     """Write the pixels; sizes and checksums of what was written."""
     heights, widths, crcs, bad = [], [], [], []
-    with (work / "pixels").open("xb") as out, shown(f"decoding {name}, once", len(files)) as show:
+    with (work / "pixels").open("xb") as out, progress_bar(f"decoding {name}, once", len(files)) as show:
         for found in decode_all(files, short):
-            show()
+            show("")
             if isinstance(found, str):
                 bad.append(found)
                 continue

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from afec.randomness import forked
-
-__all__ = ["FORMATS", "converted", "decode", "decode_all", "listed", "opened", "shown"]
+__all__ = ["FORMATS", "converted", "decode", "decode_all", "listed", "opened"]
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
 """What is tried on a file, whatever its name. Pillow knows more of them, and starts other programs for some."""
@@ -67,20 +63,6 @@ def decode_all(files: Sequence[Path], short: int) -> Iterator[np.ndarray | str]:
             with warnings.catch_warnings(action="ignore"):  # Pillow's do not say which file they are about
                 found = list(pool.map(one, files[start : start + AT_ONCE]))
             yield from found
-
-
-@contextmanager
-def shown(what: str, count: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal; what is given is to be called after each of the images."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    with forked(0):  # rich draws from `random` when it is imported
-        from rich.console import Console
-        from rich.progress import Progress
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task(what, total=count)
-        yield lambda: bar.advance(row)
 
 
 def listed(bad: Sequence[str]) -> str:

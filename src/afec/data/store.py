@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afec.data.catalogue import Archive, Dataset, checksum
-from afec.data.decode import decode_all, listed, shown
+from afec.data.decode import decode_all, listed
 from afec.data.download import download
 from afec.data.root import DataError
 from afec.data.unpack import unpack
+from afec.progress import progress_bar
 
 __all__ = ["Finding", "check", "found", "get"]
 
@@ -62,9 +63,9 @@ def check(dataset: Dataset, root: Path) -> Iterator[Finding]:
 def _read(name: str, files: Sequence[Path]) -> Finding:
     """Whether each of these images can be decoded."""
     bad = []
-    with shown(f"reading {name}", len(files)) as show:
+    with progress_bar(f"reading {name}", len(files)) as show:
         for one in decode_all(files, SMALL):
-            show()
+            show("")
             if isinstance(one, str):
                 bad.append(one)
     if not bad:

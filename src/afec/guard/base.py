@@ -96,6 +96,7 @@ class Guard(ABC):
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
+        seed: int | None = None,
     ) -> Block:
         """Learn one task inside a `with` block: expansion on entry, the pull in every step, consolidation on exit.
 
@@ -116,6 +117,7 @@ class Guard(ABC):
             progress: a progress bar for the expansion; by default when standard error is a terminal.
             train: how θ_e is trained where AFEC says neither `epochs=` nor `expand=`: a function that trains the model
                 in place.
+            seed: what all draws of this guard come from; taken in its first task. By default `torch.initial_seed()`.
 
         An exception inside the block leaves the guard as it was on entry. Without `with` nothing begins: the next optimiser
         step on the model raises.
@@ -136,6 +138,7 @@ class Guard(ABC):
             batch_size=batch_size,
             progress=progress,
             train=train,
+            seed=seed,
         )
         return Block(begin, self._lookout)
 
@@ -154,6 +157,7 @@ class Guard(ABC):
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
+        seed: int | None = None,
     ) -> GuardedTask:
         """The entry of `learning` by hand, for callbacks and notebooks; then `task.end()` or `task.abort()`."""
         self._stop_lookout()
@@ -164,7 +168,7 @@ class Guard(ABC):
             )
         first = self._seed is None
         if first:
-            self._seed = torch.initial_seed()
+            self._seed = torch.initial_seed() if seed is None else seed
         arguments = (
             model,
             optimizer,

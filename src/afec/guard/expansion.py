@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import sys
 import time
 import warnings
 from collections import OrderedDict, defaultdict
@@ -19,6 +18,7 @@ from torch.optim import LBFGS, Optimizer
 
 from afec.fisher.untouched import buffers_kept
 from afec.guard.borrow import unwrapped_optimizer
+from afec.progress import progress_bar
 from afec.randomness import forked
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ def train_theta_e(task: GuardedTask, optimizers: Sequence[Optimizer], epochs: ra
     """Plain training on the new task's loss, nothing else; `until` cuts it short (`guard.check`)."""
     if not task.model.training:
         task.model.train()
-    with _progress(task, len(epochs)) as advance:
+    several = len(epochs) > 1 and task.processes.rank == 0
+    wanted = task.progress if several else False
+    with progress_bar(f"expansion, task {task.number + 1}", len(epochs), wanted=wanted) as show:
         for epoch in epochs:
             total, batches = torch.zeros((), device=task.device), 0
             with forked(task.seed("expand", epoch), task.device):
@@ -106,7 +108,7 @@ def train_theta_e(task: GuardedTask, optimizers: Sequence[Optimizer], epochs: ra
                     f"the loss of θ_e became {total.item()} in epoch {epoch + 1} of the expansion. Lower its learning rate: "
                     "AFEC(optimizer=lambda params: torch.optim.Adam(params, 1e-4))"
                 )
-            advance(float(total) / batches)
+            show(f"loss {float(total) / batches:.4g}")
 
 
 def training_step(
@@ -171,18 +173,3 @@ def _mean_loss(task: GuardedTask) -> float | None:
         batches = itertools.islice(task.batches("loss"), MEASURED_BATCHES)
         losses = [float(task.problem.loss(task.model, batch)) for batch in batches]
     return task.processes.mean(sum(losses) / len(losses))
-
-
-@contextmanager
-def _progress(task: GuardedTask, epochs: int) -> Iterator[Callable[[float], None]]:
-    """A bar for the epochs of the expansion, on a terminal."""
-    wanted = sys.stderr.isatty() if task.progress is None else task.progress
-    if not wanted or epochs < 2 or task.processes.rank != 0:
-        yield lambda loss: None
-        return
-    with forked(0):  # rich draws from `random` when it is imported
-        from rich.console import Console
-        from rich.progress import Progress
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task(f"expansion, task {task.number + 1}", total=epochs)
-        yield lambda loss: bar.update(row, advance=1, description=f"expansion, task {task.number + 1}, loss {loss:.4g}")

@@ -34,7 +34,7 @@ from afec.lab.config import RunConfig
 from afec.lab.environment import environment
 from afec.lab.lock import locked
 from afec.lab.plain import MOST_TEXT, plain_text
-from afec.learner import Transferred
+from afec.learner import LinearProbe
 from afec.naming import unknown
 
 __all__ = ["Row", "RunDirectory", "RunError", "find_runs"]
@@ -142,8 +142,8 @@ class RunDirectory:
         writer.writerows([r.after, r.task, r.name, _shown(r.validation), _shown(r.test)] for r in rows)
         write_text(self.path / "accuracy.csv", text.getvalue())
 
-    def write_transfer(self, found: Sequence[Transferred]) -> None:
-        """How well heads alone learned on the final features."""
+    def write_transfer(self, found: Sequence[LinearProbe]) -> None:
+        """How well linear probes learned on the final features."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(TRANSFER_COLUMNS)
@@ -226,7 +226,7 @@ class RunDirectory:
         except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
             raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
 
-    def transfers(self) -> list[Transferred]:
+    def transfers(self) -> list[LinearProbe]:
         """transfer.csv; empty where the stream asks for none."""
         file = self.path / "transfer.csv"
         if not os.path.lexists(file):
@@ -236,7 +236,7 @@ class RunDirectory:
             if not text.endswith("\n"):
                 raise ValueError("its last line is cut")
             found = [
-                Transferred(r["name"], float(r["validation"] or "nan"), float(r["test"]), int(r["epochs"]))
+                LinearProbe(r["name"], float(r["validation"] or "nan"), float(r["test"]), int(r["epochs"]))
                 for r in csv.DictReader(text.splitlines())
             ]
             if not all(0 <= one.test <= 1 for one in found):

@@ -22,7 +22,7 @@ from afec.lab.directory import RunDirectory
 from afec.lab.gpus import available_cores, default_workers, shared_gpus
 from afec.lab.run import run
 from afec.lab.workers import Said, Speaker, Workers
-from afec.learner import Phase
+from afec.learner import Progress
 
 __all__ = ["Job", "Outcome", "Watcher", "available_cores", "execute", "marked", "workers_for"]
 
@@ -70,7 +70,7 @@ class Outcome:
 class Watcher(Protocol):
     """Who wants to see it live."""
 
-    def on_phase(self, place: int, job: Job, phase: Phase) -> None:
+    def on_phase(self, place: int, job: Job, phase: Progress) -> None:
         """A worker is here."""
 
     def on_wait(self, place: int, job: Job, holder: str) -> None:

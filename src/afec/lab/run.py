@@ -15,9 +15,9 @@ from afec.lab.config import RunConfig
 from afec.lab.directory import Row, RunDirectory
 from afec.lab.hold_out import HOLD_OUT, held_out
 from afec.lab.memory import peak_memory_mb, reset_peak_memory
-from afec.learner import Learned, Learner, Memo, Phase, Stopwatch
+from afec.learner import Learner, Memo, Progress, Stopwatch, TaskRecord
 from afec.methods.expression import make_method
-from afec.nets import MultiHead, make_backbone
+from afec.nets import MultiHead, Readout, SingleHead, make_backbone
 from afec.randomness import forked, seed_from
 from afec.streams import Stream, make_stream
 
@@ -30,29 +30,33 @@ BETWEEN = 20  # times as long as writing a checkpoint took, at least: AlexNet's 
 ORIGIN = "initial weights "
 
 
-def build(config: RunConfig, seed: int) -> tuple[Stream, MultiHead]:
+def build(config: RunConfig, seed: int) -> tuple[Stream, Readout]:
     """The seed's stream, and its net before any learning: the same for every method."""
     options = {key: value for key, value in config.stream.items() if key not in ("name", HOLD_OUT)}
     stream = make_stream(config.stream["name"], seed, **options)
     if HOLD_OUT in config.stream:
         stream = held_out(stream, config.stream[HOLD_OUT], seed)
-    if stream.scenario != "task":
-        raise ValueError(f"{stream.name} has the scenario '{stream.scenario}'; the learner knows 'task' only, so far")
+    if stream.scenario != "task" and config.method == "scratch":
+        raise ValueError("scratch learns each task alone, with outputs of its own: it knows the scenario 'task' only")
     return stream, _new_net(config, stream, seed)
 
 
-def origin(net: MultiHead) -> str:
+def origin(net: Readout) -> str:
     """Where the initial weights are from, of a net that says so."""
     said = getattr(net.backbone, "origin", "")
     return f"{ORIGIN}{said}" if said else ""
 
 
-def _new_net(config: RunConfig, stream: Stream, seed: int) -> MultiHead:
+def _new_net(config: RunConfig, stream: Stream, seed: int) -> Readout:
     """The seed's net before any learning."""
-    backbone = {key: value for key, value in config.net.items() if key not in ("name", "zero_heads")}
+    options = {key: value for key, value in config.net.items() if key not in ("name", "zero_heads")}
+    zero = config.net.get("zero_heads", False)
     with forked(seed_from("net", seed)):
-        return MultiHead(
-            make_backbone(config.net["name"], **backbone), stream.outputs, zero=config.net.get("zero_heads", False)
+        backbone = make_backbone(config.net["name"], **options)
+        return (
+            SingleHead(backbone, zero=zero)
+            if stream.scenario == "class"
+            else MultiHead(backbone, stream.outputs, zero=zero)
         )
 
 
@@ -60,7 +64,7 @@ def run(
     config: RunConfig,
     seed: int,
     root: Path,
-    on_phase: Callable[[Phase], None] | None = None,
+    on_phase: Callable[[Progress], None] | None = None,
     *,
     on_wait: Callable[[str], None] | None = None,
     on_saved: Callable[[RunDirectory], None] | None = None,
@@ -98,7 +102,7 @@ class _Run:
         config: RunConfig,
         seed: int,
         directory: RunDirectory,
-        on_phase: Callable[[Phase], None] | None,
+        on_phase: Callable[[Progress], None] | None,
         on_saved: Callable[[RunDirectory], None] | None,
         device: str | None,
         commit: str,
@@ -124,7 +128,7 @@ class _Run:
         if self.machine.device != config.training["device"]:
             self._note(f"from here on on {self.machine.device}, not on {config.training['device']}")
 
-    def _learner(self, net: MultiHead, method: str) -> Learner:
+    def _learner(self, net: Readout, method: str) -> Learner:
         guard = None if method in ("joint", "scratch") else make_method(method, self.config.settings)
         return Learner(
             net,
@@ -155,21 +159,22 @@ class _Run:
             self._save()
         if self.config.method != "scratch":
             if self.stream.transfer:
-                self.directory.write_transfer([self.learner.transfer(task) for task in self.stream.transfer])
+                self.directory.write_transfer([self.learner.linear_probe(task) for task in self.stream.transfer])
                 self._tell()
             file = self.directory.path / "weights" / f"task{len(self.stream.tasks)}.safetensors"
             save_tree(file, dict(self.learner.net.state_dict()))
         self.directory.finish(self._cost())
 
-    def _learn(self, number: int) -> Learned:
+    def _learn(self, number: int) -> TaskRecord:
         return self.learner.learn(self.stream.tasks[number])
 
-    def _learn_jointly(self, number: int) -> Learned:
+    def _learn_jointly(self, number: int) -> TaskRecord:
         return self.learner.learn_jointly(self.stream.tasks[: number + 1])
 
-    def _learn_alone(self, number: int) -> Learned:
+    def _learn_alone(self, number: int) -> TaskRecord:
         """From the random initial weights, with the head that the task has in every other run."""
         net = _new_net(self.config, self.stream, self.seed)
+        assert isinstance(net, MultiHead)  # `build` refuses the scenario `class`
         alone = MultiHead(net.backbone, [self.stream.outputs[number]])
         alone.heads[0].load_state_dict(net.heads[number].state_dict())
         self.learner = self._learner(alone, "scratch")
@@ -178,6 +183,8 @@ class _Run:
     def _measure(self, after: int) -> None:
         """The accuracy of every task, learned or not; alone from scratch, of its own only."""
         tasks = list(enumerate(self.stream.tasks, start=1))
+        if self.stream.scenario == "class":
+            tasks = tasks[:after]  # no other class has an output
         if self.config.method == "scratch" and after > 0:
             tasks = [tasks[after - 1]]
         measured = [task for _, task in tasks]
@@ -187,11 +194,11 @@ class _Run:
         self.rows += [Row(after, number, task.name, validation, test) for (number, task), validation, test in found]
         self.directory.write_accuracy(self.rows)
 
-    def _on_phase(self, phase: Phase) -> None:
+    def _on_phase(self, phase: Progress) -> None:
         if self.config.method == "scratch":
             phase = replace(phase, task=self.tasks_done)  # the learner of a task alone calls each its first
         self.events.append({"event": "epoch", "task": phase.task + 1, "phase": phase.phase, **asdict(phase.epoch)})
-        saves = self.config.method not in ("joint", "scratch")
+        saves = self.config.method != "scratch"
         if self.on_phase:
             try:
                 self.on_phase(phase)

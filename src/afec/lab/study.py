@@ -84,7 +84,7 @@ def _looked_at(job: Job, configs: Iterable[RunConfig] = ()) -> tuple[list[int], 
         task = stream.tasks[0]
         image = task.train.inputs[:1]
         with torch.no_grad():
-            net.eval()(image if task.prepare is None else task.prepare(image), task=0)
+            net.eval().features(image if task.prepare is None else task.prepare(image), task=0)
         for config in configs:
             if config.method not in REFERENCES:
                 as_strategy(make_method(config.method, config.settings)).check(net)

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from afec.lab.engine import Job, Outcome
-from afec.learner import Phase
-from afec.learner.progress import NAMES
+from afec.learner import Progress as LearnerProgress
+from afec.learner.records import PHASES
 
 __all__ = ["Watch"]
 
@@ -25,7 +25,7 @@ class Watch(AbstractContextManager["Watch"]):
         self.console, self.total = console, total
         self.done = self.skipped = self.failed = 0
         self.start = time.monotonic()
-        self.running: dict[int, tuple[Job, Phase | str]] = {}
+        self.running: dict[int, tuple[Job, LearnerProgress | str]] = {}
         """Where each run is, or whom it waits for."""
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -42,7 +42,7 @@ class Watch(AbstractContextManager["Watch"]):
     def __exit__(self, *exception: object) -> None:
         self.live.stop()
 
-    def on_phase(self, place: int, job: Job, phase: Phase) -> None:
+    def on_phase(self, place: int, job: Job, phase: LearnerProgress) -> None:
         """A worker is here."""
         self.running[place] = (job, phase)
 
@@ -95,7 +95,7 @@ class Watch(AbstractContextManager["Watch"]):
                 continue
             epoch = phase.epoch
             table.add_row(
-                job.label, str(job.seed), f"{phase.task + 1} {phase.name}", NAMES.get(phase.phase, phase.phase),
+                job.label, str(job.seed), f"{phase.task + 1} {phase.name}", PHASES.get(phase.phase, phase.phase),
                 str(epoch.number), f"{epoch.lr:.1e}", f"{epoch.loss:.4g}",
             )  # fmt: skip
         failed = f", {self.failed} failed" if self.failed else ""

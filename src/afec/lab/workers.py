@@ -40,7 +40,7 @@ class Said:
     place: int
     """Of the work that it was about."""
     content: Any
-    """A `Phase`; whom it waits for; what the work has returned; in which words it died."""
+    """A `Progress`; whom it waits for; what the work has returned; in which words it died."""
 
 
 class StoppedError(BaseException):

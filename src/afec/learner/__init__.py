@@ -1,27 +1,29 @@
 """Learning task after task: the training loop, and a learner for people without a loop of their own."""
 
-from afec.learner.fit import Epoch, Fit, LossFn, NotFiniteError, OnEpoch
-from afec.learner.learned import Learned, Phase
-from afec.learner.learner import Learner
+from afec.learner.fit import Epoch, Fit, LossFn, NotFiniteError, OnEpoch, Stop, StoppedError
+from afec.learner.learner import Learner, Score
+from afec.learner.linear_probe import LinearProbe
 from afec.learner.machine import Machine
 from afec.learner.memo import Memo
-from afec.learner.schedule import Plateau, Schedule
-from afec.learner.stopwatch import Stopwatch
-from afec.learner.transfer import Transferred
+from afec.learner.records import Progress, Stopwatch, TaskRecord
+from afec.strategy import Plateau, Schedule
 
 __all__ = [
     "Epoch",
     "Fit",
-    "Learned",
     "Learner",
+    "LinearProbe",
     "LossFn",
     "Machine",
     "Memo",
     "NotFiniteError",
     "OnEpoch",
-    "Phase",
     "Plateau",
+    "Progress",
     "Schedule",
+    "Score",
+    "Stop",
+    "StoppedError",
     "Stopwatch",
-    "Transferred",
+    "TaskRecord",
 ]

@@ -16,16 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from afec.learner.machine import Machine
-from afec.learner.schedule import Plateau, Schedule
 from afec.randomness import forked, reseed, seed_from
+from afec.strategy import Plateau, Schedule
 
-__all__ = ["Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch"]
+__all__ = ["Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch", "Stop", "StoppedError"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
 
 class NotFiniteError(FloatingPointError):
     """Training diverged."""
+
+
+class StoppedError(Exception):
+    """A training was asked to stop, and did after an epoch."""
+
+
+class Stop(Protocol):
+    """A token that the loop looks at after every epoch."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether to stop now."""
+        ...
 
 
 class Data(Protocol):
@@ -100,6 +113,7 @@ class Fit:
         self.best_epoch = 0
         """The epoch, counted from 1, whose weights the model has after `run`."""
         self._best: dict[str, Tensor] | None = None
+        self._better = False  # whether the latest epoch was the best so far
 
     @property
     def epochs(self) -> int:
@@ -120,6 +134,7 @@ class Fit:
         after_epoch: After | None = None,
         on_best: Callable[[], None] | None = None,
         on_epoch: OnEpoch | None = None,
+        stop: Stop | None = None,
     ) -> Fit:
         """Train to the end of the schedule; the weights that stay are in the model.
 
@@ -130,6 +145,7 @@ class Fit:
             after_epoch: the same, after each epoch and before its validation loss.
             on_best: called when the weights are the best so far.
             on_epoch: called after each epoch, e.g. for a progress bar or a checkpoint.
+            stop: looked at after each epoch, after `on_epoch`: where it says so, `StoppedError` is raised.
         """
         with forked(self.seed, self.machine.torch_device) as generator:
             while not self.ended:
@@ -138,27 +154,32 @@ class Fit:
                 generator.manual_seed(seed)
                 if before_epoch:
                     before_epoch()
-                lr = self.plateau.lr
-                learned = self._one_epoch(generator, after_step)
+                lr, total = self.plateau.lr, torch.zeros((), device=self.machine.torch_device)
+                self.model.train()
+                order = torch.randperm(self.train.size, generator=generator).to(self.machine.torch_device)
+                for rows in _batches(order, self.schedule.batch_size):
+                    self.optimizer.zero_grad()
+                    with self.machine.precision():
+                        loss = self.loss_fn(self._runner, self.train.take(rows))
+                    if self.scaler is None:
+                        torch.autograd.backward(loss)
+                        self.optimizer.step()  # a guard's pull is in here
+                    else:
+                        torch.autograd.backward(self.scaler.scale(loss))
+                        self.scaler.step(self.optimizer)
+                        self.scaler.update()
+                    if after_step:
+                        after_step(lr)
+                    if self.validation is None:
+                        total += loss.detach() * len(rows)
                 if after_epoch:
                     after_epoch(lr)
-                loss = learned if self.validation is None else self._loss_on(self.validation)
-                loss += extra_loss() if extra_loss else 0.0
-                self._check(loss)
-                self.history.append(loss)
-                better, decayed = self.plateau.tell(loss)
-                if better and self.schedule.best_weights:
-                    self.best_epoch, self._best = self.epochs, _copy_of(self.model)
-                    if on_best:
-                        on_best()
-                if decayed:
-                    self.optimizer = self.schedule.new_optimizer(self.model, self.plateau.lr)
-                if self.schedule.steps_after(self.epochs):
-                    self.plateau.step()
-                    for group in self.optimizer.param_groups:
-                        group["lr"] = self.plateau.lr
+                found = float(total) / self.train.size if self.validation is None else self._loss_on(self.validation)
+                self._tell(found + (extra_loss() if extra_loss else 0.0), on_best)
                 if on_epoch:
-                    on_epoch(Epoch(self.epochs, lr, loss, better))
+                    on_epoch(Epoch(self.epochs, lr, self.history[-1], self._better))
+                if stop is not None and stop.asked:
+                    raise StoppedError(f"stopped after epoch {self.epochs}, as was asked")
         if self._best is not None:
             self.model.load_state_dict(self._best)
         else:
@@ -185,27 +206,26 @@ class Fit:
             self.scaler.load_state_dict(state["scaler"])
         self.history, self.best_epoch, self._best = list(state["history"]), state["best_epoch"], state["best"]
 
-    def _one_epoch(self, generator: torch.Generator, after_step: After | None = None) -> float:
-        """The mean loss of the batches, where nothing else will say how it went."""
-        self.model.train()
-        total = torch.zeros((), device=self.machine.torch_device)
-        order = torch.randperm(self.train.size, generator=generator).to(self.machine.torch_device)
-        for rows in _batches(order, self.schedule.batch_size):
-            self.optimizer.zero_grad()
-            with self.machine.precision():
-                loss = self.loss_fn(self._runner, self.train.take(rows))
-            if self.scaler is None:
-                torch.autograd.backward(loss)
-                self.optimizer.step()
-            else:
-                torch.autograd.backward(self.scaler.scale(loss))
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            if after_step:
-                after_step(self.plateau.lr)
-            if self.validation is None:
-                total += loss.detach() * len(rows)
-        return float(total) / self.train.size
+    def _tell(self, loss: float, on_best: Callable[[], None] | None) -> None:
+        """The loss of an epoch decides on best weights, learning rate and optimiser."""
+        if not math.isfinite(loss):
+            kind = "training" if self.validation is None else "validation"
+            raise NotFiniteError(
+                f"the {kind} loss is {loss} after epoch {self.epochs + 1}: training diverged; "
+                "lower the learning rate or the guard's strength"
+            )
+        self.history.append(loss)
+        self._better, decayed = self.plateau.tell(loss)
+        if self._better and self.schedule.best_weights:
+            self.best_epoch, self._best = self.epochs, _copy_of(self.model)
+            if on_best:
+                on_best()
+        if decayed:
+            self.optimizer = self.schedule.new_optimizer(self.model, self.plateau.lr)
+        if self.schedule.steps_after(self.epochs):
+            self.plateau.step()
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.plateau.lr
 
     def _loss_on(self, data: Data) -> float:
         self.model.eval()
@@ -215,14 +235,6 @@ class Fit:
             for rows in torch.split(everything, data.chunk):
                 total += self.loss_fn(self._runner, data.take(rows)).item() * len(rows)
         return total / data.size
-
-    def _check(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            kind = "training" if self.validation is None else "validation"
-            raise NotFiniteError(
-                f"the {kind} loss is {loss} after epoch {self.epochs + 1}: training diverged; "
-                "lower the learning rate or the guard's strength"
-            )
 
 
 def _batches(order: Tensor, size: int) -> list[Tensor]:

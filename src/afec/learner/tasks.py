@@ -1,4 +1,4 @@
-"""A task as the loop sees it: batches by row number, and the loss of a batch through the right head."""
+"""A task as the loop sees it: batches by row number, and the loss of a batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.nn import functional as F
 
 from afec.fisher import Likelihood
 from afec.learner.machine import Machine
-from afec.nets import MultiHead
+from afec.nets import Readout
 from afec.streams import Split, Task
 
 __all__ = [
     "LIKELIHOOD",
+    "BatchLoss",
     "Batches",
-    "HeadLoss",
     "Mixture",
-    "accuracy",
+    "features_of",
+    "in_chunks",
     "mixture_loss",
-    "predict_in_chunks",
-    "represent_in_chunks",
+    "outputs_of",
     "stored",
 ]
 
@@ -49,9 +49,10 @@ LIKELIHOOD: dict[str, Likelihood] = {"cross_entropy": "categorical", "mse": "gau
 variance."""
 
 
-def stored(split: Split, machine: Machine) -> Split:
-    """The whole split on the device: small data need no loader."""
-    return Split(machine.stored(split.inputs), split.targets.to(machine.torch_device))
+def stored(split: Split, machine: Machine, net: Readout | None = None, number: int = 0) -> Split:
+    """The whole split on the device, with the targets of the net's outputs: small data need no loader."""
+    targets = split.targets if net is None else net.output_targets(number, split.targets)
+    return Split(machine.stored(split.inputs), targets.to(machine.torch_device))
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Batches:
 
     @property
     def size(self) -> int:
-        """How many samples."""
+        """How many samples there are."""
         return self.split.size
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,8 +74,8 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class HeadLoss:
-    """The mean loss of a batch of one task, and its outputs: both through the task's own head."""
+class BatchLoss:
+    """The mean loss of a batch of one task: of a model's outputs for the task, and of the targets."""
 
     number: int
     kind: str
@@ -84,37 +85,34 @@ class HeadLoss:
     chunk: int = 1024
 
     @classmethod
-    def of(cls, number: int, task: Task, machine: Machine) -> HeadLoss:
-        """The loss of `task`, which has head number `number`."""
+    def of(cls, number: int, task: Task, machine: Machine) -> BatchLoss:
+        """The loss of `task`, whose number is `number`."""
         return cls(number, task.loss, machine, task.prepare, task.augment, task.chunk)
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss."""
+        """The loss of a batch."""
         return self.between(self.outputs(model, batch), batch[1])
 
     def between(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of outputs that are there already."""
         return CRITERIA[self.kind](outputs, targets)
 
-    def through(self, head: int) -> HeadLoss:
-        """The same loss through another head."""
-        return replace(self, number=head)
+    def of_task(self, number: int) -> BatchLoss:
+        """The same loss, where the model is asked for its outputs of another task."""
+        return replace(self, number=number)
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:
-        """What the head says; of augmented inputs where the model is in training mode."""
-        inputs: Tensor = batch[0]
-        if self.augment is not None and model.training:
-            inputs = self.augment(inputs)
-        outputs: Tensor = model(self.prepared(inputs), task=self.number)
+        """The model's outputs; of augmented inputs where the model is in training mode."""
+        outputs: Tensor = model(self.inputs(model, batch), task=self.number)
         return outputs
+
+    def inputs(self, model: nn.Module, batch: Any) -> Tensor:
+        """The inputs of a batch, augmented where the model is in training mode, and prepared."""
+        return self.prepared(batch[0] if self.augment is None or not model.training else self.augment(batch[0]))
 
     def prepared(self, inputs: Tensor) -> Tensor:
         """A batch as the net takes it."""
         return self.machine.batch(inputs if self.prepare is None else self.prepare(inputs))
-
-
-Says = Callable[[HeadLoss, Any], Tensor]
-"""How a batch's outputs are made, where that is not what the head says."""
 
 
 class Mixture:
@@ -128,7 +126,7 @@ class Mixture:
 
     @property
     def size(self) -> int:
-        """How many samples in all."""
+        """How many samples there are in all."""
         return int(self.ends[-1])
 
     def take(self, rows: Tensor) -> list[tuple[int, Tensor, Tensor]]:
@@ -141,29 +139,18 @@ class Mixture:
         return parts
 
 
-def mixture_loss(losses: Sequence[HeadLoss], model: nn.Module, batch: list[tuple[int, Tensor, Tensor]]) -> Tensor:
-    """The mean over all samples of a mixed batch."""
+def mixture_loss(losses: Sequence[BatchLoss], net: Readout, batch: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+    """The mean over all samples of a mixed batch; where the tasks share their outputs, in one pass."""
+    if net.scenario == "class":
+        inputs = torch.cat([losses[number].inputs(net, (part,)) for number, part, _ in batch])
+        return losses[0].between(net(inputs, task=0), torch.cat([targets for _, _, targets in batch]))
     size = sum(len(inputs) for _, inputs, _ in batch)
-    parts = [losses[number](model, (inputs, targets)) * (len(inputs) / size) for number, inputs, targets in batch]
+    parts = [losses[number](net, (inputs, targets)) * (len(inputs) / size) for number, inputs, targets in batch]
     return torch.stack(parts).sum()
 
 
-def predict_in_chunks(model: nn.Module, loss: HeadLoss, inputs: Tensor, says: Says | None = None) -> Tensor:
-    """The outputs for all `inputs`, in eval mode and without gradients; the mode is put back."""
-
-    def ask(part: Tensor) -> Tensor:
-        return loss.outputs(model, (part,)) if says is None else says(loss, (part,))
-
-    return _in_chunks(model, ask, inputs, loss).cpu()
-
-
-def represent_in_chunks(net: MultiHead, number: int, task: Task, inputs: Tensor, machine: Machine) -> Tensor:
-    """The features of all `inputs` of `task`, by the net as it is for its task `number`; on the device."""
-    loss = HeadLoss.of(number, task, machine)
-    return _in_chunks(net, lambda part: net.represent(loss.prepared(part), number), inputs, loss)
-
-
-def _in_chunks(model: nn.Module, ask: Callable[[Tensor], Tensor], inputs: Tensor, loss: HeadLoss) -> Tensor:
+def in_chunks(model: nn.Module, ask: Callable[[Tensor], Tensor], inputs: Tensor, loss: BatchLoss) -> Tensor:
+    """What `ask` makes of all inputs, with the model in eval mode and without gradients; the mode is put back."""
     mode, device = model.training, loss.machine.torch_device
     model.eval()
     try:
@@ -173,7 +160,11 @@ def _in_chunks(model: nn.Module, ask: Callable[[Tensor], Tensor], inputs: Tensor
         model.train(mode)
 
 
-def accuracy(model: nn.Module, loss: HeadLoss, task: Task, split: Split, says: Says | None = None) -> float:
-    """The fraction of the split whose class is read off rightly."""
-    outputs = predict_in_chunks(model, loss, split.inputs, says=says)
-    return task.accuracy(outputs, Split(split.inputs, split.targets.cpu()))
+def outputs_of(model: nn.Module, loss: BatchLoss, inputs: Tensor) -> Tensor:
+    """A model's outputs for all inputs, in eval mode."""
+    return in_chunks(model, lambda part: loss.outputs(model, (part,)), inputs, loss)
+
+
+def features_of(net: Readout, loss: BatchLoss, inputs: Tensor) -> Tensor:
+    """A net's features of all inputs, in eval mode."""
+    return in_chunks(net, lambda part: net.features(loss.prepared(part), loss.number), inputs, loss)

@@ -28,7 +28,7 @@ from afec.guard import State, checked_flag, checked_weight, one_of
 from afec.methods.presets import Preset, settings
 from afec.nets import Chain, Layer, MultiHead, renew
 from afec.randomness import forked
-from afec.strategy import Strategy, Training, Work
+from afec.strategy import Strategy, TaskContext, Training
 
 __all__ = ["AGSCL", "proximal"]
 
@@ -52,7 +52,7 @@ class AGSCL(Strategy):
     """
 
     name = "ags-cl"
-    needs_chain = True
+    needs_chain = needs_heads = True
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class AGSCL(Strategy):
         numbers = f"strength={self.strength:g}, mu={self.mu:g}, rho={self.rho:g}, eta={self.eta:g}"
         return f"AGSCL({numbers}, proximal={self.proximal!r}, freeze={self.freeze}, cut={self.cut})"
 
-    def trainings(self, work: Work) -> Iterator[Training]:
+    def trainings(self, context: TaskContext) -> Iterator[Training]:
         """One training, with the proximal steps and the frozen weights in it; then what is kept of the task."""
-        chain, omega, old = Chain(work.net.backbone), work.state.get("omega", {}), work.state.get("old", {})
-        chain.check(work.loss.prepared(work.train.inputs[:2]), work.number)
+        chain, omega, old = Chain(context.net.backbone), context.state.get("omega", {}), context.state.get("old", {})
+        chain.check(context.loss.prepared(context.train.inputs[:2]), context.number)
         frozen = _Frozen(chain, omega) if self.freeze else None
 
         def after(lr: float, *, shrinks: bool) -> None:
@@ -98,8 +98,8 @@ class AGSCL(Strategy):
 
         each_step = self.proximal == "step"
         after_step, after_epoch = partial(after, shrinks=each_step), partial(after, shrinks=not each_step)
-        yield Training("train", work.net, work.loss, after_step=after_step, after_epoch=after_epoch)
-        work.state = self._kept(work, chain, omega)
+        yield Training("train", context.net, context.loss, after_step=after_step, after_epoch=after_epoch)
+        context.state = self._kept(context, chain, omega)
 
     def _shrink(self, layer: Layer, omega: State, old: State, lr: float) -> None:
         important = omega.get(layer.name, torch.zeros(layer.nodes, device=layer.module.weight.device))
@@ -108,15 +108,16 @@ class AGSCL(Strategy):
         proximal(list(layer.incoming.values()), centers, threshold)
 
     @torch.no_grad()
-    def _kept(self, work: Work, chain: Chain, omega: State) -> State:
+    def _kept(self, context: TaskContext, chain: Chain, omega: State) -> State:
         """The new importance, and the weights that the next task is held to."""
-        new = measured(chain, work)
+        new = measured(chain, context)
         merged = {name: self.eta * omega[name] + one if name in omega else one for name, one in new.items()}
         idle = {name: one == 0 for name, one in merged.items()}
         if self.cut:
-            cut(chain, work.net.heads[work.number], idle)
+            assert isinstance(context.net, MultiHead)  # needs_heads
+            cut(chain, context.net.heads[context.number], idle)
         if self.rho > 0:
-            refresh(chain, work.net, idle, self.rho, work.seed("ags-cl", "fresh"))
+            refresh(chain, context.net.backbone, idle, self.rho, context.seed("ags-cl", "fresh"))
         weights = {name: weight.detach().clone() for layer in chain.layers for name, weight in layer.incoming.items()}
         return {"omega": merged, "old": weights}
 
@@ -138,7 +139,7 @@ def proximal(parts: list[nn.Parameter], centers: list[Tensor | None], threshold:
 
 
 @torch.no_grad()
-def measured(chain: Chain, work: Work) -> dict[str, Tensor]:
+def measured(chain: Chain, context: TaskContext) -> dict[str, Tensor]:
     """The mean absolute activation of each node over the task's data (and over a map's pixels), in eval mode."""
     total, count = dict[str, Tensor](), 0
 
@@ -146,9 +147,9 @@ def measured(chain: Chain, work: Work) -> dict[str, Tensor]:
         found = active.abs().flatten(2).mean(2).sum(0) if active.dim() > 2 else active.abs().sum(0)
         total[layer.name] = total[layer.name] + found if layer.name in total else found
 
-    with chain.evaluating(work.number):
-        for inputs, _ in work.passes():
-            chain(work.loss.prepared(inputs), watch=watch)
+    with chain.evaluating(context.number):
+        for inputs, _ in context.passes():
+            chain(context.loss.prepared(inputs), watch=watch)
             count += len(inputs)
     return {name: found / count for name, found in total.items()}
 
@@ -165,18 +166,18 @@ def cut(chain: Chain, head: nn.Module, idle: dict[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def refresh(chain: Chain, net: MultiHead, idle: dict[str, Tensor], rho: float, seed: int) -> None:
+def refresh(chain: Chain, backbone: nn.Module, idle: dict[str, Tensor], rho: float, seed: int) -> None:
     """A share ρ of the idle nodes of each layer, chosen at random, gets fresh incoming weights, as at the start."""
-    kept = {name: value.detach().clone() for name, value in net.backbone.state_dict().items()}
-    with forked(seed, next(net.backbone.parameters()).device):
+    kept = {name: value.detach().clone() for name, value in backbone.state_dict().items()}
+    with forked(seed, next(backbone.parameters()).device):
         chosen = {}
         for layer in chain.layers:
             nodes = idle[layer.name].nonzero().flatten()
             order = torch.randperm(len(nodes), device="cpu")[: round(rho * len(nodes))]
             chosen[layer.name] = nodes[order.to(nodes.device)]
-        renew(net.backbone)
+        renew(backbone)
         fresh = {layer.name: [weight.detach().clone() for weight in layer.incoming.values()] for layer in chain.layers}
-    net.backbone.load_state_dict(kept)
+    backbone.load_state_dict(kept)
     for layer in chain.layers:
         rows = chosen[layer.name]
         for weight, new in zip(layer.incoming.values(), fresh[layer.name], strict=True):

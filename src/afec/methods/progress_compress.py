@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 from torch import Tensor, nn
@@ -32,14 +32,14 @@ from afec.methods.presets import Preset, settings
 from afec.nets import Chain, MultiHead
 from afec.nets.column import Column
 from afec.randomness import forked
-from afec.strategy import Strategy, TaskLoss, Training, Work
+from afec.strategy import Schedule, Strategy, TaskContext, TaskLoss, Training
 
 __all__ = ["Distillation", "ProgressCompress"]
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """How far a net is from saying what another one says: the batch's targets are the outputs of that one."""
+    """How far a net's outputs are from those of another one, which are the targets of the batch."""
 
     loss: TaskLoss
     temperature: float
@@ -72,7 +72,7 @@ class ProgressCompress(Strategy):
     """
 
     name = "progress-compress"
-    needs_chain = True
+    needs_chain = needs_heads = True
 
     def __init__(
         self,
@@ -112,35 +112,41 @@ class ProgressCompress(Strategy):
         base = f"temperature={self.temperature:g}, decay={self.decay!r}, fisher={self.fisher!r}"
         return f"ProgressCompress(strength={self.strength:g}, {column}, {epochs}, {base})"
 
-    def trainings(self, work: Work) -> Iterator[Training]:
+    def trainings(self, context: TaskContext) -> Iterator[Training]:
         """Progress, then compress."""
-        first, flight = work.number == 0, work.flight
-        if "targets" not in flight:  # else the column has learned already
-            Chain(work.net.backbone).check(work.loss.prepared(work.train.inputs[:2]), max(0, work.number - 1))
-            column, loss = self._column(work), work.loss.through(0)
-            yield Training("progress", column, loss, guarded=False, max_epochs=self.epochs[0], pure=first)
-            said = [
-                work.predict(column, loss, split.inputs) if split is not None else None
-                for split in (work.train, work.validation)
-            ]
-            flight |= {"targets": said, "column": dict(column.state_dict()) if self.column == "kept" else None}
-        train, validation = flight["targets"]
-        distillation = Distillation(work.loss, self.temperature)
-        yield Training("compress", work.net, distillation, targets=(train, validation), max_epochs=self.epochs[1])
-        work.state = {"column": _without_head(flight["column"])}
+        known, splits = context.task_state, (context.train, context.validation)
+        progress, compress = (_at_most(context.schedule, epochs) for epochs in self.epochs)
+        if "targets" not in known:  # else the column has learned already
+            number = max(0, context.number - 1)
+            Chain(context.net.backbone).check(context.loss.prepared(context.train.inputs[:2]), number)
+            column, first = self._column(context), context.number == 0
+            yield Training("progress", column, context.loss.of_task(0), guarded=False, schedule=progress, pure=first)
+            targets = [None if split is None else context.predict(column, split.inputs, 0) for split in splits]
+            known |= {"targets": targets, "column": dict(column.state_dict()) if self.column == "kept" else None}
+        train, validation = (
+            None if split is None or targets is None else (split.inputs, targets)
+            for split, targets in zip(splits, known["targets"], strict=True)
+        )
+        loss = Distillation(context.loss, self.temperature)
+        yield Training("compress", context.net, loss, train, validation, schedule=compress)
+        context.state = {"column": _without_head(known["column"])}
 
-    def _column(self, work: Work) -> MultiHead:
+    def _column(self, context: TaskContext) -> MultiHead:
         """The active column with the task's head."""
-        base, width = work.net.backbone, self.adapter_width if self.adapters else 0.0
-        with forked(work.seed("column"), next(base.parameters()).device):
+        base, width = context.net.backbone, self.adapter_width if self.adapters else 0.0
+        with forked(context.seed("column"), next(base.parameters()).device):
             # In the first task there is nothing to listen to; later a task's statistics are those of the latest one.
-            twin = Column(base, width, lateral=work.number > 0, task=max(0, work.number - 1))
-            column = MultiHead(twin, [work.outputs], work.net.features, zero=work.net.zero)
-        known = work.state.get("column")
+            twin = Column(base, width, lateral=context.number > 0, task=max(0, context.number - 1))
+            column = MultiHead(twin, [len(context.classes)], context.net.width, zero=context.net.zero)
+        known = context.state.get("column")
         if known is not None and self.column == "kept":
             column.load_state_dict(known, strict=False)
-        work.place(column)
+        context.place(column)
         return column
+
+
+def _at_most(schedule: Schedule, epochs: int | None) -> Schedule:
+    return schedule if epochs is None else replace(schedule, max_epochs=epochs)
 
 
 def _without_head(column: dict[str, Tensor] | None) -> dict[str, Tensor] | None:

@@ -1,8 +1,8 @@
-"""Backbones and heads."""
+"""Backbones and readouts."""
 
 from afec.nets.chain import Chain, Layer, NoChainError, renew
-from afec.nets.heads import MultiHead
 from afec.nets.norm import TaskBatchNorm2d
+from afec.nets.readout import MultiHead, Readout, SingleHead
 from afec.nets.registry import NETS, NetRecord, check_backbone, make_backbone
 from afec.nets.small import DigitsBackbone
 
@@ -14,6 +14,8 @@ __all__ = [
     "MultiHead",
     "NetRecord",
     "NoChainError",
+    "Readout",
+    "SingleHead",
     "TaskBatchNorm2d",
     "check_backbone",
     "make_backbone",

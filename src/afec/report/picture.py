@@ -13,9 +13,9 @@ from afec.files import FileError, load_tree
 from afec.lab import RunConfig, RunDirectory, build
 from afec.lab.plain import check_plain
 from afec.learner import Machine
-from afec.learner.tasks import HeadLoss, predict_in_chunks
+from afec.learner.tasks import BatchLoss, outputs_of
 from afec.methods.expression import METHODS
-from afec.nets import MultiHead
+from afec.nets import Readout
 from afec.report.circle import Panel, draw_circles
 from afec.report.drawn import draw_figure
 from afec.report.figures import accuracy, new_tasks
@@ -54,13 +54,13 @@ def draw_predictions(path: Path, runs: Runs) -> None:
     draw_circles(path, rows, [line.label for line in lines(runs)], title)
 
 
-def circles(net: MultiHead, stream: Stream, config: RunConfig, run: RunDirectory) -> list[Panel]:
+def circles(net: Readout, stream: Stream, config: RunConfig, run: RunDirectory) -> list[Panel]:
     """The circle of each task, by the weights of one run; `net` and `stream` are those of its problem and seed."""
     load_weights(net, config, run, len(stream.tasks))
     return [_panel(net, config, task, number) for number, task in enumerate(stream.tasks)]
 
 
-def load_weights(net: MultiHead, config: RunConfig, run: RunDirectory, tasks: int) -> None:
+def load_weights(net: Readout, config: RunConfig, run: RunDirectory, tasks: int) -> None:
     """The weights of a finished run of so many tasks into the net of its problem."""
     for term in config.method.split("+"):
         make = METHODS[term].make if term in METHODS else None
@@ -81,15 +81,15 @@ def load_weights(net: MultiHead, config: RunConfig, run: RunDirectory, tasks: in
         raise FileError(f"{file}: these are not the weights of this run's net ({error})") from error
 
 
-def _panel(net: MultiHead, config: RunConfig, task: Task, number: int) -> Panel:
+def _panel(net: Readout, config: RunConfig, task: Task, number: int) -> Panel:
     machine = Machine(channels_last=config.training["channels_last"])  # wherever it was run, it is drawn here
-    outputs = predict_in_chunks(net, HeadLoss.of(number, task, machine), task.test.inputs)
+    outputs = outputs_of(net, BatchLoss.of(number, task, machine), task.test.inputs)
     assert isinstance(task.decode, Arrangement), "a regression on the circle"
     angles = task.decode.directions(outputs)
     points = torch.stack((angles.cos(), angles.sin()), dim=1) if task.decode.output == "angle" else outputs
     return Panel(
         points=points.numpy(),
-        classes=task.classes(task.test).numpy(),
+        classes=task.labels(task.test).numpy(),
         targets=task.decode.points.numpy(),
         accuracy=task.accuracy(outputs, task.test),
     )

@@ -16,7 +16,7 @@ from PIL import Image
 from afec.files import FileError
 from afec.lab import RunDirectory, build
 from afec.learner import Machine
-from afec.nets import MultiHead
+from afec.nets import Readout
 from afec.report.circle import Panel
 from afec.report.figures import drawn_methods
 from afec.report.picture import circles, load_weights
@@ -130,7 +130,7 @@ def _saliency(methods: Sequence[Line]) -> Pictures:
 
 
 def _seed_rows(
-    methods: Sequence[Line], seed: int, stream: Stream, net: MultiHead, faults: dict[str, str]
+    methods: Sequence[Line], seed: int, stream: Stream, net: Readout, faults: dict[str, str]
 ) -> list[tuple[str, tuple[Tile, ...]]]:
     numbers = range(min(IMAGES, stream.tasks[-1].test.size))
     tiles: list[list[Tile]] = [[] for _ in numbers]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from afec.lab import RunConfig, RunDirectory, RunError
 from afec.lab.plain import plain_text
 from afec.lab.run import ORIGIN
-from afec.learner import Transferred
+from afec.learner import LinearProbe
 
 __all__ = ["Reading", "Runs", "damaged", "read", "whole"]
 
@@ -43,7 +43,7 @@ class Reading:
     validation: NDArray[np.float64] | None = None
     names: tuple[str, ...] = ()
     """Of the tasks."""
-    transfers: tuple[Transferred, ...] = ()
+    transfers: tuple[LinearProbe, ...] = ()
     tasks: tuple[dict[str, Any], ...] = ()
     """What each task took."""
     notes: tuple[str, ...] = ()

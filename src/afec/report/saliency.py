@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afec.learner import Machine
-from afec.learner.tasks import HeadLoss
-from afec.nets import MultiHead
+from afec.learner.tasks import BatchLoss
+from afec.nets import Readout
 from afec.streams import Stream, Task
 
 __all__ = ["Look", "Scene", "captum_is_there", "last_convolution", "look", "scene"]
@@ -63,7 +63,7 @@ def scene(stream: Stream, row: int) -> Scene:
     return Scene(_pixels(_seen(task, [row])[0]), int(task.test.targets[row]))
 
 
-def look(net: MultiHead, stream: Stream, rows: Sequence[int], machine: Machine) -> list[Look]:
+def look(net: Readout, stream: Stream, rows: Sequence[int], machine: Machine) -> list[Look]:
     """Grad-CAM of the class that the net predicts, in the last convolution."""
     from captum.attr import LayerAttribution, LayerGradCam
 
@@ -72,7 +72,7 @@ def look(net: MultiHead, stream: Stream, rows: Sequence[int], machine: Machine) 
     if layer is None or task.loss != "cross_entropy":
         raise ValueError("Grad-CAM needs a classification by a net with convolutions")
     kept = task.test.inputs[list(rows)]
-    inputs = HeadLoss.of(number, task, machine).prepared(kept)
+    inputs = BatchLoss.of(number, task, machine).prepared(kept)
     mode = net.training
     net.eval()
     try:

@@ -1,6 +1,7 @@
 """What a strategy is: a method that has trainings of its own, in our learner."""
 
 from afec.strategy.base import Plain, Strategy, as_strategy
-from afec.strategy.work import TaskLoss, Training, Work
+from afec.strategy.context import TaskContext, TaskLoss, Training
+from afec.strategy.schedule import Plateau, Schedule, Select
 
-__all__ = ["Plain", "Strategy", "TaskLoss", "Training", "Work", "as_strategy"]
+__all__ = ["Plain", "Plateau", "Schedule", "Select", "Strategy", "TaskContext", "TaskLoss", "Training", "as_strategy"]

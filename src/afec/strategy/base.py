@@ -1,12 +1,12 @@
 """What a strategy is, and how guards add to it.
 
-A guard is a pull on the weights, in anybody's loop. A strategy may also have its own loss, targets, steps, ends of epochs,
-several trainings one after the other, and its own prediction, so it runs in our learner. It is one generator, which reads like
-the algorithm that it is:
+A guard is a pull on the weights, in anybody's loop. A strategy may also have its own data, loss, schedule, steps, ends of
+epochs, several trainings one after the other, and its own prediction, so it runs in our learner. It is one generator, which
+reads like the algorithm that it is:
 
-    def trainings(self, work):
-        yield Training("train", work.net, work.loss, after_epoch=…)   # the learner trains it, guard and all
-        work.state = {…}                                              # the task is learned: what is kept of it
+    def trainings(self, context):
+        yield Training("train", context.net, context.loss, after_epoch=…)   # the learner trains it, guard and all
+        context.state = {…}                                                 # the task is learned: what is kept of it
 
 The learner knows nothing else of it. Every method is a strategy there: a guard alone, or no method at all, is `Plain`.
 """
@@ -14,6 +14,7 @@ The learner knows nothing else of it. Every method is a strategy there: a guard 
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn, Self
@@ -21,8 +22,8 @@ from typing import Any, ClassVar, NoReturn, Self
 from torch import Tensor, nn
 
 from afec.guard import Guard, State
-from afec.nets import Chain, MultiHead
-from afec.strategy.work import TaskLoss, Training, Work
+from afec.nets import Chain, Readout
+from afec.strategy.context import TaskContext, TaskLoss, Training
 
 __all__ = ["Plain", "Strategy", "as_strategy"]
 
@@ -37,6 +38,8 @@ class Strategy(ABC):
     name: ClassVar[str]
     rank: ClassVar[int] = -1  # before every guard in the name of a sum
     needs_chain: ClassVar[bool] = False  # whether it looks at layers and nodes, and so needs a backbone that is a chain
+    needs_heads: ClassVar[bool] = False  # whether each task must have outputs of its own: the scenario `task` only
+    keeps_examples: ClassVar[bool] = False  # whether examples of old classes are trained on again
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.own = self.guard = guard
@@ -47,19 +50,33 @@ class Strategy(ABC):
     # -- what a method says ---------------------------------------------------------------------------------------
 
     @abstractmethod
-    def trainings(self, work: Work) -> Iterator[Training]:
-        """The trainings of one task; after the last one `work.state` becomes the state, if nothing was raised.
+    def trainings(self, context: TaskContext) -> Iterator[Training]:
+        """The trainings of one task; after the last one `context.state` becomes the state, if nothing was raised.
 
-        After a stop it is called again with the `work.flight` that was saved, and leaves out the trainings that this says
-        are over; the one that was stopped is gone on with.
+        After a stop it is called again with the `context.task_state` that was saved, and leaves out the trainings that this
+        says are over; the one that was stopped is gone on with.
         """
 
     @abstractmethod
     def described(self) -> str:
         """The expression that makes it, such as `AGSCL(strength=1000, …)`."""
 
-    def check(self, net: MultiHead) -> None:
-        """Raise for a net that this cannot be done with; asked before anything is learned."""
+    def check(self, net: Readout) -> None:
+        """Raise for a net that this cannot be done with, and warn of one that it does not do well with."""
+        if net.scenario == "class" and self.needs_heads:
+            raise ValueError(
+                f"{self.method} needs outputs of its own for each task, so it knows the scenario 'task' only; the net is a "
+                f"{type(net).__name__}, for the scenario '{net.scenario}'. Use MultiHead, or ewc, finetune, joint"
+            )
+        if net.scenario == "class" and self.guard is not None and not self.keeps_examples:
+            warnings.warn(
+                f"{self.method} keeps no examples of old classes, and in the scenario 'class' that does not work well: the "
+                "classifier of the old classes sees new classes only, learns never to answer with an old one, and no pull on "
+                "the weights says otherwise. Use a method that trains on old examples again ('joint', with all of them, is the "
+                "upper bound), or the scenario 'task'",
+                UserWarning,
+                stacklevel=3,
+            )
         if self.needs_chain:
             Chain(net.backbone)
 
@@ -71,7 +88,7 @@ class Strategy(ABC):
         )
 
     def outputs(self, net: nn.Module, loss: TaskLoss, batch: Any) -> Tensor:
-        """The prediction, in evaluation: by default what the task's head of the net says."""
+        """The prediction, in evaluation: by default the net's outputs. What else it needs must be in the state."""
         return loss.outputs(net, batch)
 
     # -- sums -----------------------------------------------------------------------------------------------------
@@ -110,9 +127,13 @@ class Strategy(ABC):
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Everything but the flight, with the guard's."""
+        """What is kept over the tasks, with the guard's."""
         guard = None if self.guard is None else self.guard.state_dict()
         return {"method": self.method, "state": dict(self.state), "guard": guard}
+
+    def prediction_state(self) -> State:
+        """What `outputs` needs of the state; nothing, where a strategy has no `outputs` of its own."""
+        return {} if type(self).outputs is Strategy.outputs else dict(self.state)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Take over a `state_dict()` of a strategy with the same terms."""
@@ -129,9 +150,9 @@ class Plain(Strategy):
 
     name = "finetune"
 
-    def trainings(self, work: Work) -> Iterator[Training]:
+    def trainings(self, context: TaskContext) -> Iterator[Training]:
         """One; in the first task a guard that neither pulls nor watches changes nothing of it."""
-        yield Training("train", work.net, work.loss, pure=work.number == 0)
+        yield Training("train", context.net, context.loss, pure=context.number == 0)
 
     def described(self) -> str:
         """As the guard says."""

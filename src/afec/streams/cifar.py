@@ -24,8 +24,9 @@ import torch
 
 from afec.data import CIFAR, load_cifar10, load_cifar100
 from afec.naming import unknown
+from afec.streams.classes import blocks, check_scenario, check_sizes, ordered
 from afec.streams.images import CropFlip, Normalise
-from afec.streams.task import Split, Stream, Task
+from afec.streams.task import Scenario, Split, Stream, Task
 
 __all__ = ["CIFAR10_COLOURS", "CIFAR100_COLOURS", "ClassSplit", "cifar10_100", "cifar100", "cifar100_sc"]
 
@@ -42,6 +43,8 @@ def cifar100_sc(
     validation: float = 0.1,
     images: int | None = None,
     augment: bool = False,
+    scenario: Scenario = "task",
+    class_order: str = "seed",
     *,
     root: Root = None,
 ) -> Stream:
@@ -53,17 +56,20 @@ def cifar100_sc(
         validation: the part of a task's training images to tune on.
         images: at most so many images of each task to train on; validation and test shrink in the same proportion.
         augment: random crops and mirror images in training.
+        scenario: `task`, or `class`: the task is not known when predicting.
+        class_order: of the superclasses, whose classes stay together: `seed`, `sorted`, `lucir-1993`, or the path of a list.
         root: where the data are; see `afec.data.data_root`.
     """
-    _check("cifar100-sc", tasks, 20, validation, images)
+    _check("cifar100-sc", tasks, 20, validation, images, scenario)
     data = load_cifar100(root)
     members = dict(zip(data.train_labels.tolist(), data.train_coarse.tolist(), strict=True))
     make = _Maker(data, CIFAR100_COLOURS, seed, validation, images, augment)
+    order = ordered("cifar100-sc", class_order, data.coarse_names, lambda: _shuffled(20, seed), root)
     found = [
         make(data.coarse_names[coarse], sorted(c for c, k in members.items() if k == coarse))
-        for coarse in _shuffled(20, seed)[:tasks]
+        for coarse in order[:tasks]
     ]
-    return Stream("cifar100-sc", tuple(found), scenario="task")
+    return Stream("cifar100-sc", tuple(found), scenario)
 
 
 def cifar100(
@@ -74,6 +80,9 @@ def cifar100(
     validation: float = 0.1,
     images: int | None = None,
     augment: bool = False,
+    scenario: Scenario = "task",
+    class_order: str = "seed",
+    sizes: Sequence[int] | None = None,
     *,
     root: Root = None,
 ) -> Stream:
@@ -83,20 +92,34 @@ def cifar100(
         seed: the order of the tasks, which images are for validation and, for the split `paper`, which classes are together.
         tasks: how many tasks, from the first of the order on; all where it is not said.
         classes: how many classes a task has; a divisor of 100.
-        split: `official` (classes by their numbers) or `paper` (at random).
+        split: of the class order `seed`: `official` (tasks of classes by their numbers, in random order) or `paper` (classes at
+            random).
         validation: the part of a task's training images to tune on.
         images: at most so many images of each task to train on; validation and test shrink in the same proportion.
         augment: random crops and mirror images in training.
+        scenario: `task`, or `class`: the task is not known when predicting.
+        class_order: `seed`, `sorted`, `lucir-1993`, or the path of a list (`afec.streams.classes`).
+        sizes: how many classes each task has, instead of `classes`, e.g. `[50, 10, 10, 10, 10, 10]`. Classes may be left over.
         root: where the data are; see `afec.data.data_root`.
     """
     if not isinstance(classes, int) or not 2 <= classes <= 100 or 100 % classes:
         raise ValueError(
             f"cifar100 got classes={classes!r}; a task has 2, 4, 5, 10, 20, 25, 50 or all 100 of the classes"
         )
-    _check("cifar100", tasks, 100 // classes, validation, images, split)
-    make = _Maker(load_cifar100(root), CIFAR100_COLOURS, seed, validation, images, augment)
-    found = [make(f"cifar100 {_listed(block)}", block) for block in _blocks(100, classes, seed, split)[:tasks]]
-    return Stream("cifar100", tuple(found), scenario="task")
+    counts = [classes] * (100 // classes) if sizes is None else check_sizes("cifar100", sizes, 100, scenario)
+    _check("cifar100", tasks, len(counts), validation, images, scenario, split)
+    if sizes is not None and class_order == "seed" and split == "official":
+        raise ValueError(
+            "cifar100 got sizes= with class_order='seed' and split='official', which shuffles tasks of one size; use "
+            "split='paper', or another class order, such as 'lucir-1993'"
+        )
+    data = load_cifar100(root)
+    make = _Maker(data, CIFAR100_COLOURS, seed, validation, images, augment)
+    if class_order == "seed":
+        found = _blocks(100, counts, seed, split)
+    else:
+        found = blocks(ordered("cifar100", class_order, data.names, list, root), counts)
+    return Stream("cifar100", tuple(make(f"cifar100 {_listed(block)}", block) for block in found[:tasks]), scenario)
 
 
 def cifar10_100(
@@ -106,22 +129,26 @@ def cifar10_100(
     validation: float = 0.1,
     images: int | None = None,
     augment: bool = False,
+    scenario: Scenario = "task",
     *,
     root: Root = None,
 ) -> Stream:
     """CIFAR-10 as two tasks of five classes, then the 20 tasks of `cifar100`; options as there.
 
     The first two tasks have ten times the images of the others. Each dataset is normalised by its own colours.
+    The classes of CIFAR-100 have the numbers from 10 on.
     """
-    _check("cifar10-100", tasks, 22, validation, images, split)
-    blocks = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] if split == "official" else _blocks(10, 5, seed, split)
+    _check("cifar10-100", tasks, 22, validation, images, scenario, split)
+    first = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] if split == "official" else _blocks(10, [5, 5], seed, split)
     make = _Maker(load_cifar10(root), CIFAR10_COLOURS, seed, validation, images, augment)
-    found = [make(f"cifar10 {_listed(block)}", block) for block in blocks[:tasks]]
+    found = [make(f"cifar10 {_listed(block)}", block) for block in first[:tasks]]
     if tasks > 2:
         del make  # and with it CIFAR-10: one dataset at a time is in memory as a whole
-        make = _Maker(load_cifar100(root), CIFAR100_COLOURS, seed, validation, images, augment)
-        found += [make(f"cifar100 {_listed(block)}", block) for block in _blocks(100, 5, seed, split)[: tasks - 2]]
-    return Stream("cifar10-100", tuple(found), scenario="task")
+        make = _Maker(load_cifar100(root), CIFAR100_COLOURS, seed, validation, images, augment, first=10)
+        found += [
+            make(f"cifar100 {_listed(block)}", block) for block in _blocks(100, [5] * 20, seed, split)[: tasks - 2]
+        ]
+    return Stream("cifar10-100", tuple(found), scenario)
 
 
 @dataclass(frozen=True)
@@ -134,6 +161,8 @@ class _Maker:
     validation: float
     images: int | None
     augment: bool
+    first: int = 0
+    """The number of the dataset's first class in the whole stream."""
 
     def __call__(self, name: str, classes: Sequence[int]) -> Task:
         """The task of these classes, which are numbered from 0 in the order given."""
@@ -157,6 +186,7 @@ class _Maker:
         return Task(
             name, train, validation, exam, outputs=len(classes), loss="cross_entropy", prepare=self.colours,
             augment=CropFlip() if self.augment else None, class_names=tuple(self.data.names[k] for k in classes),
+            classes=tuple(self.first + k for k in classes),
         )  # fmt: skip
 
 
@@ -167,12 +197,12 @@ def _shuffled(count: int, seed: int) -> list[int]:
     return [int(number) for number in order]
 
 
-def _blocks(count: int, size: int, seed: int, split: ClassSplit) -> list[list[int]]:
-    """The classes of each task, in the order of the tasks."""
-    if split == "official":
-        return [list(range(k * size, (k + 1) * size)) for k in _shuffled(count // size, seed)]
-    order = _shuffled(count, seed)
-    return [sorted(order[start : start + size]) for start in range(0, count, size)]
+def _blocks(count: int, sizes: Sequence[int], seed: int, split: ClassSplit) -> list[list[int]]:
+    """The classes of each task, in the order of the tasks, by the seed."""
+    if split == "official":  # all of one size
+        by_number = blocks(range(count), sizes)
+        return [by_number[k] for k in _shuffled(len(sizes), seed)]
+    return [sorted(block) for block in blocks(_shuffled(count, seed), sizes)]
 
 
 def _listed(classes: Sequence[int]) -> str:
@@ -180,8 +210,15 @@ def _listed(classes: Sequence[int]) -> str:
 
 
 def _check(
-    stream: str, tasks: int | None, most: int, validation: float, images: int | None, split: str = "official"
+    stream: str,
+    tasks: int | None,
+    most: int,
+    validation: float,
+    images: int | None,
+    scenario: str,
+    split: str = "official",
 ) -> None:
+    check_scenario(stream, scenario)
     if tasks is not None and (not isinstance(tasks, int) or not 1 <= tasks <= most):
         raise ValueError(f"{stream} got tasks={tasks!r}; it has {most} tasks, so give a number from 1 to {most}")
     if not 0 < validation < 1:

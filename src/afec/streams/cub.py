@@ -9,6 +9,7 @@ number there, by NumPy's `RandomState(seed)` as in the released code. There are 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -18,9 +19,10 @@ from afec.data.cache import open_images
 from afec.data.cub import CLASSES, CUB, load_cub
 from afec.data.root import DataError
 from afec.naming import unknown
+from afec.streams.classes import blocks, ordered
 from afec.streams.images import Normalise
-from afec.streams.photographs import Photographs, blocks_of, check_large, stored_short
-from afec.streams.task import Stream
+from afec.streams.photographs import Photographs, check_large, order_of_seed, stored_short
+from afec.streams.task import Scenario, Stream
 
 __all__ = ["cub200"]
 
@@ -34,6 +36,9 @@ def cub200(
     split: Literal["official", "paper"] = "official",
     size: int = 224,
     images: int | None = None,
+    scenario: Scenario = "task",
+    class_order: str = "seed",
+    sizes: Sequence[int] | None = None,
     *,
     root: str | os.PathLike[str] | None = None,
 ) -> Stream:
@@ -46,9 +51,12 @@ def cub200(
         split: `official` (the released code: four fifths of each class) or `paper` (the dataset's own list).
         size: what a net is given, in pixels.
         images: at most so many images of each task to train on; test images shrink in the same proportion.
+        scenario: `task`, or `class`: the task is not known when predicting.
+        class_order: `seed`, `sorted`, `lucir-1993`, or the path of a list (`afec.streams.classes`).
+        sizes: how many classes each task has, instead of `classes`. Classes may be left over.
         root: where the data are; see `afec.data.data_root`.
     """
-    check_large("cub200", tasks, classes, CLASSES, size, images)
+    counts = check_large("cub200", tasks, classes, CLASSES, size, images, scenario, sizes)
     if split not in ("official", "paper"):
         raise ValueError(f"cub200 got split={split!r}: {unknown('split', str(split), ['official', 'paper'])}")
     data = load_cub(root)
@@ -57,10 +65,9 @@ def cub200(
     pixels = open_images("cub200", data.files, data.base, stored_short(size), root)
     names = tuple(name.partition(".")[2].replace("_", " ") for name in data.names)  # 012.Yellow_headed_Blackbird
     make = Photographs(pixels, data.labels, learn, size, COLOURS, seed, images, names)
-    found = [
-        make(f"birds {number + 1}", block) for number, block in enumerate(blocks_of(CLASSES, classes, seed)[:tasks])
-    ]
-    return Stream("cub200", tuple(found), scenario="task")
+    order = ordered("cub200", class_order, names, lambda: order_of_seed(CLASSES, seed), root)
+    found = [make(f"birds {number}", block) for number, block in enumerate(blocks(order, counts), start=1)]
+    return Stream("cub200", tuple(found), scenario)
 
 
 def _four_fifths(data: CUB) -> Tensor:

@@ -1,6 +1,6 @@
 """scikit-learn's 1,797 handwritten digits of 8×8 pixels, as two streams: real images, no download.
 
-`digits` divides the ten classes among the tasks, each with a head of its own.
+`digits` divides the ten classes among the tasks.
 
 `digits-regression` is the paper's CIFAR-10 regression (Sec. 4.1) on these images.
 
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from afec.randomness import seed_from
+from afec.streams.classes import blocks, check_scenario, check_sizes, ordered
 from afec.streams.regression import regression
-from afec.streams.task import Split, Stream, Task
+from afec.streams.task import Scenario, Split, Stream, Task
 
 __all__ = ["CLASSES", "digits", "digits_regression"]
 
@@ -39,7 +40,13 @@ def _shuffled(values: Tensor, *keys: object) -> Tensor:
 
 
 def digits(
-    seed: int, tasks: int = 5, validation: float = 0.1, test: float = 0.3, sizes: Sequence[int] | None = None
+    seed: int,
+    tasks: int = 5,
+    validation: float = 0.1,
+    test: float = 0.3,
+    sizes: Sequence[int] | None = None,
+    scenario: Scenario = "task",
+    class_order: str = "seed",
 ) -> Stream:
     """The ten classes, shuffled and divided among the tasks; a pure function of its arguments.
 
@@ -52,8 +59,11 @@ def digits(
         validation: the part of each class to tune on.
         test: the part of each class to test on. All the others are to train on.
         sizes: how many classes each task has, instead of `tasks`, e.g. `[2, 3, 5]`. Classes may be left over.
+        scenario: `task`, or `class`: the task is not known when predicting.
+        class_order: `seed`, `sorted`, `lucir-1993`, or the path of a list (`afec.streams.classes`).
     """
-    counts = _class_counts(tasks, sizes)
+    check_scenario("digits", scenario)
+    counts = _class_counts(tasks, sizes, scenario)
     if not (0 < validation < 1 and 0 < test < 1 and validation + test < 1):
         raise ValueError(
             f"digits got validation={validation}, test={test}; they are parts of each class, so each must be above 0, and "
@@ -61,7 +71,9 @@ def digits(
         )
     images, labels = _load()
     parts = [_divided((labels == c).nonzero().flatten(), c, seed, validation, test) for c in range(CLASSES)]
-    order = _shuffled(torch.arange(CLASSES), "digits", "classes", seed).tolist()
+
+    def by_seed() -> list[int]:
+        return [int(number) for number in _shuffled(torch.arange(CLASSES), "digits", "classes", seed)]
 
     def one_task(classes: list[int]) -> Task:
         numbers = torch.full((CLASSES,), -1)
@@ -75,14 +87,13 @@ def digits(
         )
         learn, tune, exam = (Split(images[i], numbers[labels[i]]) for i in rows)
         name = "digits " + " ".join(map(str, classes))
-        return Task(name, learn, tune, exam, outputs=len(classes), loss="cross_entropy")
+        return Task(name, learn, tune, exam, outputs=len(classes), loss="cross_entropy", classes=tuple(classes))
 
-    starts = [sum(counts[:number]) for number in range(len(counts))]
-    split = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
-    return Stream("digits", tuple(one_task(classes) for classes in split), scenario="task")
+    order = ordered("digits", class_order, list(map(str, range(CLASSES))), by_seed)
+    return Stream("digits", tuple(one_task(classes) for classes in blocks(order, counts)), scenario)
 
 
-def _class_counts(tasks: int, sizes: Sequence[int] | None) -> list[int]:
+def _class_counts(tasks: int, sizes: Sequence[int] | None, scenario: Scenario) -> list[int]:
     if sizes is None:
         if not isinstance(tasks, int) or tasks not in (1, 2, 5):
             raise ValueError(
@@ -90,12 +101,7 @@ def _class_counts(tasks: int, sizes: Sequence[int] | None) -> list[int]:
                 "each. For others give sizes=, e.g. sizes=[2, 3, 5]"
             )
         return [CLASSES // tasks] * tasks
-    counts = list(sizes)
-    if not counts or not all(isinstance(n, int) and n >= 2 for n in counts) or sum(counts) > CLASSES:
-        raise ValueError(
-            f"digits got sizes={counts}; it needs the number of classes of each task, at least 2 each and {CLASSES} in all at "
-            "most, e.g. [2, 3, 5]"
-        )
+    counts = check_sizes("digits", sizes, CLASSES, scenario)
     if tasks not in (5, len(counts)):  # 5 is the default: nobody may have asked for it
         raise ValueError(f"digits got tasks={tasks} and {len(counts)} sizes, {counts}; give one of the two")
     return counts

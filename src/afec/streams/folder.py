@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -19,8 +20,9 @@ from afec.data.folder import FolderTask, find_tasks, read_images
 from afec.data.root import DataError, data_root
 from afec.naming import unknown
 from afec.randomness import seed_from
+from afec.streams.classes import check_scenario, ordered
 from afec.streams.images import CropFlip, Normalise
-from afec.streams.task import Split, Stream, Task
+from afec.streams.task import Scenario, Split, Stream, Task
 
 __all__ = ["PREFIX", "folder"]
 
@@ -34,10 +36,11 @@ def folder(
     mode: Literal["grey", "rgb"] | None = None,
     validation: float = 0.1,
     test: float = 0.2,
-    order: Literal["name", "seed"] = "name",
+    class_order: str = "sorted",
     bad: Literal["error", "skip"] = "error",
     augment: bool = False,
     tasks: int | None = None,
+    scenario: Scenario = "task",
 ) -> Stream:
     """The images under `path`; a pure function of the files and of the arguments.
 
@@ -48,26 +51,33 @@ def folder(
         mode: `grey` or `rgb`; needed where some are grey and some in colour.
         validation: the part of each class to tune on, at least one image.
         test: the part of each class to test on, at least one, where the folder does not say.
-        order: of the tasks: by name, or by the seed.
+        class_order: of the tasks, whose classes stay together: `sorted` (by name), `seed`, `lucir-1993`, or the path of a
+            list of tasks.
         bad: images that cannot be read are an error, or are left out with a warning that counts them.
         augment: random crops and mirror images in training.
         tasks: how many of the tasks, from the first of the order on.
+        scenario: `task`, or `class`: the task is not known when predicting.
     """
-    _check(size, mode, validation, test, order, bad)
+    _check(size, mode, validation, test, bad)
+    check_scenario("folder", scenario)
     found = find_tasks(_place(path))
-    if order == "seed":
+
+    def by_seed() -> list[int]:
         generator = torch.Generator().manual_seed(seed_from("folder", "order", seed))
-        found = [found[k] for k in torch.randperm(len(found), generator=generator).tolist()]
+        return [int(k) for k in torch.randperm(len(found), generator=generator)]
+
+    order = ordered("folder", class_order, [task.name for task in found], by_seed)
+    firsts = list(accumulate([0, *(len(task.classes) for task in found)]))
     if tasks is not None and not 1 <= tasks <= len(found):
         raise ValueError(f"folder got tasks={tasks}; {path} has {len(found)} of them")
-    made = [_Maker(task, seed, size, mode, validation, test, bad, augment).task() for task in found[:tasks]]
+    made = [_Maker(found[k], firsts[k], seed, size, mode, validation, test, bad, augment).task() for k in order[:tasks]]
     shapes = {tuple(task.train.inputs.shape[1:]) for task in made}
     if len(shapes) > 1:
         raise DataError(
             f"the tasks of {path} have images of different shapes, {' and '.join(map(str, sorted(shapes)))} (channels, height, "
             "width), and one net takes one: give size = … and mode = …"
         )
-    return Stream(f"{PREFIX}{path}", tuple(made), scenario="task")
+    return Stream(f"{PREFIX}{path}", tuple(made), scenario)
 
 
 def _place(path: str) -> Path:
@@ -86,10 +96,10 @@ class _Maker:
     """Makes the task of one folder."""
 
     def __init__(
-        self, source: FolderTask, seed: int, size: int | None, mode: str | None, validation: float, test: float, bad: str,
-        augment: bool,
+        self, source: FolderTask, first: int, seed: int, size: int | None, mode: str | None, validation: float, test: float,
+        bad: str, augment: bool,
     ) -> None:  # fmt: skip
-        self.source, self.seed, self.size, self.mode = source, seed, size, mode
+        self.source, self.first, self.seed, self.size, self.mode = source, first, seed, size, mode
         self.validation, self.test, self.bad, self.augment = validation, test, bad, augment
 
     def task(self) -> Task:
@@ -123,6 +133,8 @@ class _Maker:
             loss="cross_entropy",
             prepare=Normalise((0.5,) * channels, (0.5,) * channels),
             augment=CropFlip() if self.augment else None,
+            class_names=self.source.classes,
+            classes=tuple(range(self.first, self.first + len(self.source.classes))),
         )
 
     def _read(self, files: Mapping[str, Sequence[Path]]) -> Split:
@@ -154,7 +166,7 @@ class _Maker:
         return order[taken:], order[:taken].sort().values
 
 
-def _check(size: int | None, mode: str | None, validation: float, test: float, order: str, bad: str) -> None:
+def _check(size: int | None, mode: str | None, validation: float, test: float, bad: str) -> None:
     if size is not None and (not isinstance(size, int) or size < 1):
         raise ValueError(f"folder got size={size!r}; give the pixels of one side, such as 32")
     for name, part in (("validation", validation), ("test", test)):
@@ -162,7 +174,6 @@ def _check(size: int | None, mode: str | None, validation: float, test: float, o
             raise ValueError(f"folder got {name}={part}; it is a part of each class, above 0 and below 1")
     for name, given, valid in (
         ("mode", mode, ("grey", "rgb")),
-        ("order", order, ("name", "seed")),
         ("bad", bad, ("error", "skip")),
     ):
         if given is not None and given not in valid:

@@ -2,15 +2,15 @@
 
 Which 100 classes the paper has is not recorded. `choose` says which of a folder: `all` of them; `lucir`, the draw of the work
 that the paper cites (NumPy's generator with the seed 1993, 100 of the sorted names); `first`, the first 100 by name; or the
-path of a text file, a class a line. `order`: by the `seed`, as in the released code, or as `given`: by name, or as listed.
+path of a text file, a class a line. The class order `sorted` is by name, or as listed; LUCIR's is `lucir-1993`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ import torch
 from afec.data.cache import open_images
 from afec.data.image_folder import class_names, open_image_folder, place_of, read_class_list
 from afec.data.root import DataError, data_root
-from afec.naming import unknown
+from afec.streams.classes import blocks, ordered
 from afec.streams.images import Normalise
-from afec.streams.photographs import Photographs, blocks_of, check_large, stored_short
-from afec.streams.task import Stream
+from afec.streams.photographs import Photographs, check_large, order_of_seed, stored_short
+from afec.streams.task import Scenario, Stream
 
 __all__ = ["imagenet100"]
 
@@ -35,27 +35,29 @@ def imagenet100(
     classes: int = 10,
     folder: str = "imagenet100",
     choose: str = "all",
-    order: Literal["seed", "given"] = "seed",
     size: int = 224,
     images: int | None = None,
+    scenario: Scenario = "task",
+    class_order: str = "seed",
+    sizes: Sequence[int] | None = None,
     *,
     root: str | os.PathLike[str] | None = None,
 ) -> Stream:
     """The classes of a folder like ImageNet's, ten per task; a pure function of the files and of its arguments.
 
     Args:
-        seed: which classes are together, their numbers, and the order of the tasks, unless the order is `given`.
+        seed: which classes are together, their numbers, and the order of the tasks, in the class order `seed`.
         tasks: how many tasks, from the first on; all where it is not said.
         classes: how many classes a task has; a divisor of the number of classes.
         folder: with `train/<class>/` and `val/<class>/` in it; a relative one is looked for here, then in the data directory.
         choose: which classes: `all`, `lucir`, `first`, or the path of a list, a class a line.
-        order: of the classes: by the `seed`, or as `given`.
         size: what a net is given, in pixels.
         images: at most so many images of each task to train on; test images shrink in the same proportion.
+        scenario: `task`, or `class`: the task is not known when predicting.
+        class_order: `seed`, `sorted`, `lucir-1993`, or the path of a list (`afec.streams.classes`).
+        sizes: how many classes each task has, instead of `classes`, e.g. `[50, 10, 10, 10, 10, 10]`. Classes may be left over.
         root: where the data are; see `afec.data.data_root`.
     """
-    if order not in ("seed", "given"):
-        raise ValueError(f"imagenet100 got order={order!r}: {unknown('order', str(order), ['seed', 'given'])}")
     path = place_of(folder, root)
     if not path.is_dir():
         raise DataError(
@@ -64,15 +66,15 @@ def imagenet100(
             "--data or AFEC_DATA names another data directory"
         )
     names = _chosen(choose, class_names(path), path, root)
-    check_large("imagenet100", tasks, classes, len(names), size, images)
+    counts = check_large("imagenet100", tasks, classes, len(names), size, images, scenario, sizes)
+    order = ordered("imagenet100", class_order, names, lambda: order_of_seed(len(names), seed), root)
     data = open_image_folder(path, sorted(names))  # the cache is the same for every order
     labels = torch.tensor([names.index(name) for name in data.names])[data.labels]
     key = hashlib.blake2b("\n".join([str(path.absolute()), *sorted(names)]).encode(), digest_size=4).hexdigest()
     pixels = open_images(f"{path.name}-{key}", data.files, data.base, stored_short(size), root)
     make = Photographs(pixels, labels, data.for_training, size, COLOURS, seed, images, tuple(names))
-    blocks = blocks_of(len(names), classes, seed if order == "seed" else None)[:tasks]
-    found = [make(f"things {number + 1}", block) for number, block in enumerate(blocks)]
-    return Stream("imagenet100", tuple(found), scenario="task")
+    found = [make(f"things {number}", block) for number, block in enumerate(blocks(order, counts), start=1)]
+    return Stream("imagenet100", tuple(found), scenario)
 
 
 def _chosen(choose: str, known: list[str], path: Path, root: str | os.PathLike[str] | None) -> list[str]:

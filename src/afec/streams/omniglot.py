@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -25,8 +26,9 @@ from torch.nn import functional as F
 from afec.data.omniglot import Alphabet, Omniglot, open_omniglot
 from afec.naming import unknown
 from afec.randomness import seed_from
+from afec.streams.classes import check_scenario, ordered
 from afec.streams.images import Normalise
-from afec.streams.task import Split, Stream, Task
+from afec.streams.task import Scenario, Split, Stream, Task
 
 __all__ = ["SHIFT", "TURN", "omniglot", "turned"]
 
@@ -41,8 +43,9 @@ def omniglot(
     tasks: int = 50,
     split: Literal["drawings", "official"] = "drawings",
     copies: int = 1,
-    order: Literal["file", "seed"] = "file",
+    class_order: str = "sorted",
     characters: int | None = None,
+    scenario: Scenario = "task",
     *,
     root: str | os.PathLike[str] | None = None,
 ) -> Stream:
@@ -53,22 +56,29 @@ def omniglot(
         tasks: how many alphabets, from the first of the order on.
         split: `drawings`, or `official` (see the top of the file).
         copies: how often each drawing comes, turned and shifted; 20 in the recipe.
-        order: of the alphabets: as in the files, which is what the released code takes for every seed, or by the seed.
+        class_order: of the alphabets, whose characters stay together: `sorted` (as in the files, which is what the released
+            code takes for every seed), `seed`, `lucir-1993`, or the path of a list of alphabets.
         characters: at most so many of each alphabet, from the first on.
+        scenario: `task`, or `class`: the task is not known when predicting.
         root: where the data are; see `afec.data.data_root`.
     """
-    _check(tasks, split, copies, order, characters)
+    _check(tasks, split, copies, characters, scenario)
     data = open_omniglot(root)
-    names = list(data.alphabets)
-    if order == "seed":
-        names = [names[k] for k in torch.randperm(len(names), generator=_generator("order", seed)).tolist()]
-    divide = _by_drawings if split == "drawings" else _by_copies
-    return Stream("omniglot", tuple(_task(data, n, seed, copies, characters, divide) for n in names[:tasks]), "task")
+    names, divide = list(data.alphabets), _by_drawings if split == "drawings" else _by_copies
+    firsts = dict(zip(names, accumulate([0, *(data.count(name)[0] for name in names)]), strict=False))
+
+    def by_seed() -> list[int]:
+        return [int(k) for k in torch.randperm(len(names), generator=_generator("order", seed))]
+
+    order = ordered("omniglot", class_order, names, by_seed, root)[:tasks]
+    found = [_task(data, names[k], firsts[names[k]], seed, copies, characters, divide) for k in order]
+    return Stream("omniglot", tuple(found), scenario)
 
 
 def _task(
     data: Omniglot,
     name: str,
+    first: int,
     seed: int,
     copies: int,
     characters: int | None,
@@ -78,8 +88,9 @@ def _task(
     if characters is not None:
         kept = alphabet.labels < characters
         alphabet = Alphabet(name, alphabet.images[kept], alphabet.labels[kept])
-    parts = divide(alphabet, seed, copies)
-    return Task(name, *parts, outputs=alphabet.characters, loss="cross_entropy", prepare=Normalise((0.0,), (1.0,)))
+    size, parts = alphabet.characters, divide(alphabet, seed, copies)
+    classes = tuple(range(first, first + size))  # in the order of the files, whatever the order of the alphabets
+    return Task(name, *parts, size, "cross_entropy", prepare=Normalise((0.0,), (1.0,)), classes=classes)
 
 
 def _by_drawings(alphabet: Alphabet, seed: int, copies: int) -> tuple[Split, Split, Split]:
@@ -147,13 +158,12 @@ def _generator(*keys: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed_from("omniglot", *keys))
 
 
-def _check(tasks: int, split: str, copies: int, order: str, characters: int | None) -> None:
+def _check(tasks: int, split: str, copies: int, characters: int | None, scenario: str) -> None:
+    check_scenario("omniglot", scenario)
     if not isinstance(tasks, int) or not 1 <= tasks <= 50:
         raise ValueError(f"omniglot got tasks={tasks!r}; it has 50 alphabets, so give a number from 1 to 50")
     if split not in ("drawings", "official"):
         raise ValueError(f"omniglot got split={split!r}: {unknown('split', str(split), ['drawings', 'official'])}")
-    if order not in ("file", "seed"):
-        raise ValueError(f"omniglot got order={order!r}: {unknown('order', str(order), ['file', 'seed'])}")
     if not isinstance(copies, int) or copies < 1:
         raise ValueError(f"omniglot got copies={copies!r}; give 1 for none, or 20 as in the recipe")
     if characters is not None and (not isinstance(characters, int) or characters < 2):

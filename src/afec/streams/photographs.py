@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from afec.data.cache import ImageCache
+from afec.streams.classes import check_scenario, check_sizes
 from afec.streams.images import Normalise
-from afec.streams.task import Split, Task
+from afec.streams.task import Scenario, Split, Task
 
-__all__ = ["CentreCrop", "Photographs", "RandomResizedCrop", "blocks_of", "check_large", "stored_short"]
+__all__ = ["CentreCrop", "Photographs", "RandomResizedCrop", "check_large", "order_of_seed", "stored_short"]
 
 TRIES = 10
 CHUNK = (
@@ -162,6 +163,7 @@ class Photographs:
             augment=RandomResizedCrop(self.images, self.size),
             chunk=CHUNK,
             class_names=tuple(self.names[k] for k in classes) if self.names else (),
+            classes=tuple(classes),
         )
 
 
@@ -170,26 +172,38 @@ def _some(rows: Tensor, count: int) -> Tensor:
     return rows[torch.arange(count) * len(rows) // count]
 
 
-def blocks_of(classes: int, size: int, seed: int | None) -> list[list[int]]:
-    """The classes of each task. The seed gives each class its place, as the released code draws it; None: by number."""
+def order_of_seed(classes: int, seed: int) -> list[int]:
+    """The seed gives each class its place, as the released code draws it."""
     places = np.arange(classes)
-    if seed is not None:
-        np.random.RandomState(seed).shuffle(places)
-    at = np.argsort(places)  # class c goes to place places[c]
-    return [[int(c) for c in at[start : start + size]] for start in range(0, classes - size + 1, size)]
+    np.random.RandomState(seed).shuffle(places)
+    return [int(c) for c in np.argsort(places)]  # class c goes to place places[c]
 
 
-def check_large(stream: str, tasks: int | None, classes: int, known: int, size: int, images: int | None) -> None:
-    """Raise for options of a stream of large images that cannot be."""
-    if not isinstance(classes, int) or not 2 <= classes <= known:
+def check_large(
+    stream: str,
+    tasks: int | None,
+    classes: int,
+    known: int,
+    size: int,
+    images: int | None,
+    scenario: Scenario,
+    sizes: Sequence[int] | None = None,
+) -> list[int]:
+    """The number of classes of each task; raises for options of a stream of large images that cannot be."""
+    check_scenario(stream, scenario)
+    if sizes is not None:
+        counts = check_sizes(stream, sizes, known, scenario)
+    elif not isinstance(classes, int) or not 2 <= classes <= known:
         raise ValueError(f"{stream} got classes={classes!r}; a task has from 2 to all {known} of the classes")
-    if known % classes:
+    elif known % classes:
         raise ValueError(
             f"{stream} got classes={classes}, which does not divide its {known} classes into tasks of one size; "
             f"these do: {', '.join(str(size) for size in range(2, known + 1) if known % size == 0)}"
         )
-    if tasks is not None and (not isinstance(tasks, int) or not 1 <= tasks <= known // classes):
-        most = known // classes
+    else:
+        counts = [classes] * (known // classes)
+    most = len(counts)
+    if tasks is not None and (not isinstance(tasks, int) or not 1 <= tasks <= most):
         raise ValueError(f"{stream} got tasks={tasks!r}; it has {most} tasks, so give a number from 1 to {most}")
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"{stream} got size={size!r}; give the pixels of one side that a net is given, such as 224")
@@ -197,3 +211,4 @@ def check_large(stream: str, tasks: int | None, classes: int, known: int, size: 
         raise ValueError(
             f"{stream} got images={images!r}; give how many images of a task to train on at most, from 1 on"
         )
+    return counts[:tasks]

@@ -16,7 +16,7 @@ from afec.streams.digits import digits, digits_regression
 from afec.streams.folder import PREFIX, folder
 from afec.streams.imagenet import imagenet100
 from afec.streams.omniglot import omniglot
-from afec.streams.task import Scenario, Stream
+from afec.streams.task import Stream
 
 __all__ = ["STREAMS", "StreamRecord", "check_stream", "make_stream"]
 
@@ -29,7 +29,6 @@ class StreamRecord:
     function: Callable[..., Stream]
     """Takes the seed and the options."""
     description: str
-    scenario: Scenario
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -47,7 +46,7 @@ class _Streams(dict[str, StreamRecord]):
         path = _path_of(name)
         if path is None:
             raise KeyError(name)
-        return StreamRecord(name, partial(folder, path), self[FOLDER].description, "task")
+        return StreamRecord(name, partial(folder, path), self[FOLDER].description)
 
 
 FOLDER = f"{PREFIX}PATH"
@@ -67,26 +66,24 @@ def _no_path(seed: int) -> Stream:
 STREAMS: dict[str, StreamRecord] = _Streams(
     (record.name, record)
     for record in (
-        StreamRecord("digits", digits, "scikit-learn's handwritten digits, a few classes per task; built in", "task"),
+        StreamRecord("digits", digits, "scikit-learn's handwritten digits, a few classes per task; built in"),
         StreamRecord(
             "digits-regression",
             digits_regression,
             "contradictory arrangements of the same handwritten digits on a circle; built in",
-            "task",
         ),
         StreamRecord(
             "cifar10-regression",
             cifar10_regression,
             "contradictory arrangements of CIFAR-10's classes on a circle (paper, Sec. 4.1)",
-            "task",
         ),
-        StreamRecord("cifar100-sc", cifar100_sc, "the 20 superclasses of CIFAR-100, five classes each", "task"),
-        StreamRecord("cifar100", cifar100, "the 100 classes of CIFAR-100, five per task", "task"),
-        StreamRecord("cifar10-100", cifar10_100, "CIFAR-10 as two tasks, then CIFAR-100 as 20", "task"),
-        StreamRecord("omniglot", omniglot, "the 50 alphabets of Omniglot, a character a class", "task"),
-        StreamRecord("cub200", cub200, "the 200 birds of CUB-200-2011, 20 per task", "task"),
-        StreamRecord("imagenet100", imagenet100, "100 classes of ImageNet, ten per task; or any such folder", "task"),
-        StreamRecord(FOLDER, _no_path, "your own images: PATH/<task>/<class>/<image>, see docs/data.md", "task"),
+        StreamRecord("cifar100-sc", cifar100_sc, "the 20 superclasses of CIFAR-100, five classes each"),
+        StreamRecord("cifar100", cifar100, "the 100 classes of CIFAR-100, five per task"),
+        StreamRecord("cifar10-100", cifar10_100, "CIFAR-10 as two tasks, then CIFAR-100 as 20"),
+        StreamRecord("omniglot", omniglot, "the 50 alphabets of Omniglot, a character a class"),
+        StreamRecord("cub200", cub200, "the 200 birds of CUB-200-2011, 20 per task"),
+        StreamRecord("imagenet100", imagenet100, "100 classes of ImageNet, ten per task; or any such folder"),
+        StreamRecord(FOLDER, _no_path, "your own images: PATH/<task>/<class>/<image>, see docs/data.md"),
     )
 )
 

@@ -51,12 +51,19 @@ class Task:
     chunk: int = 1024
     """How many samples go through a net at once where nothing is learned: fewer where each is large."""
     class_names: tuple[str, ...] = ()
-    """Of a classification, in the order of its outputs; empty where the data have none."""
+    """The names of the classes, in the order of the outputs; empty where the data have none."""
+    classes: tuple[int, ...] = ()
+    """The number that the class of each output has in the whole dataset, the same in every task; by default 0, 1, …"""
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(LossKind):
             kinds = ", ".join(repr(kind) for kind in get_args(LossKind))
             raise ValueError(f"the loss of task '{self.name}' must be one of {kinds}; got {self.loss!r}")
+        object.__setattr__(self, "classes", tuple(self.classes) or tuple(range(self.outputs)))
+        if len(set(self.classes)) != self.outputs or len(self.classes) != self.outputs:
+            raise ValueError(
+                f"task '{self.name}' has outputs={self.outputs}, so it needs as many different classes; got {self.classes}"
+            )
         for name in ("train", "validation", "test") if self.validation is not None else ("train", "test"):
             object.__setattr__(self, name, self._checked(name, getattr(self, name)))
         if self.decode is None:
@@ -111,13 +118,13 @@ class Task:
         """What a class is called, or its number."""
         return self.class_names[number] if number < len(self.class_names) else f"class {number}"
 
-    def classes(self, split: Split) -> Tensor:
-        """The true class of each sample of `split`."""
+    def labels(self, split: Split) -> Tensor:
+        """The true class of each sample of `split`, as a number of the task's own."""
         return split.targets if self.loss == "cross_entropy" else self.decode(split.targets)
 
     def accuracy(self, outputs: Tensor, split: Split) -> float:
         """The fraction of `split` whose class is read off `outputs` rightly."""
-        return (self.decode(outputs) == self.classes(split)).float().mean().item()
+        return (self.decode(outputs) == self.labels(split)).float().mean().item()
 
 
 def _largest(outputs: Tensor) -> Tensor:
@@ -128,14 +135,14 @@ def _largest(outputs: Tensor) -> Tensor:
 class Stream:
     """Tasks in the order in which they are learned.
 
-    `scenario` is `task` (the task is known when predicting: one head each) or `class` (it is not: one for all).
+    `scenario` is `task` (the task is known when predicting: `MultiHead`) or `class` (it is not: `SingleHead`).
     """
 
     name: str
     tasks: tuple[Task, ...]
     scenario: Scenario
     transfer: tuple[Task, ...] = ()
-    """Learned after all others, each by a head alone on features that no longer move: what the features are good for."""
+    """Learned after all others, each by a linear probe on features that no longer move: what the features are good for."""
 
     @property
     def outputs(self) -> list[int]:
@@ -146,5 +153,5 @@ class Stream:
         every = ["/".join(map(str, task.sizes)) for task in self.tasks]
         sizes = every[0] if len(set(every)) == 1 else ", ".join(every)
         names = ", ".join(task.name for task in self.tasks)
-        more = f"; then heads alone: {', '.join(task.name for task in self.transfer)}" if self.transfer else ""
+        more = f"; then linear probes: {', '.join(task.name for task in self.transfer)}" if self.transfer else ""
         return f"{self.name} (scenario '{self.scenario}'): {names}; {sizes} images for training/validation/test{more}"

@@ -13,7 +13,7 @@ from torch import nn
 
 from afec.files import load_tree, save_tree
 from afec.guard import Guard
-from afec.learner import Learner, Phase, Schedule
+from afec.learner import Learner, Progress, Schedule
 from afec.methods import AFEC
 from afec.nets import MultiHead
 from afec.randomness import forked
@@ -44,7 +44,9 @@ class StrategyMethod:
         assert isinstance(made, Strategy)
         return made
 
-    def learner(self, method: Strategy | Guard | None, on_phase: Callable[[Phase], None] | None = None) -> Learner:
+    def learner(
+        self, method: Strategy | Guard | None, on_progress: Callable[[Progress], None] | None = None
+    ) -> Learner:
         """A small net and a quick schedule, the same every time."""
         with forked(1):
             body = nn.Sequential(
@@ -56,7 +58,7 @@ class StrategyMethod:
                 nn.ReLU(),
             )
             net = MultiHead(body, [CLASSES] * TASKS, UNITS)
-        return Learner(net, method, schedule=SCHEDULE, seed=3, progress=False, on_phase=on_phase)
+        return Learner(net, method, schedule=SCHEDULE, seed=3, progress=False, on_progress=on_progress)
 
     def close(self) -> None:
         """Nothing stays open: a learner closes what it opens."""
@@ -67,7 +69,7 @@ class StrategyMethod:
 
 
 def tasks() -> list[Task]:
-    """Random ones."""
+    """Three small classifications, each by a random linear teacher."""
     found = []
     for number in range(TASKS):
         generator = torch.Generator().manual_seed(1000 + number)
@@ -89,7 +91,7 @@ def deterministic(method: StrategyMethod) -> None:
             if advanced := before.advanced(RandomState.now()):
                 raise ViolationError(
                     f"learning {task.name} advanced the user's random numbers of {', '.join(advanced)}",
-                    "draws only inside afec.randomness.forked(work.seed(…))",
+                    "draws only inside afec.randomness.forked(context.seed(…))",
                 )
         ends.append(learner.state_dict())
     _same(ends[0], ends[1], "two learners of the same seed", "the same weights and states, bit for bit")
@@ -105,9 +107,9 @@ def abort(method: StrategyMethod) -> None:
         phases: set[str] = set()
         while True:  # in each phase of the task
 
-            def leave(phase: Phase, stop: int = stop, known: set[str] = phases) -> None:
-                if phase.task == stop and phase.phase not in known:
-                    known.add(phase.phase)
+            def leave(at: Progress, stop: int = stop, known: set[str] = phases) -> None:
+                if at.task == stop and at.phase not in known:
+                    known.add(at.phase)
                     raise _LeftEarlyError
 
             learner = method.learner(method.strategy(), leave)
@@ -139,12 +141,12 @@ def state(method: StrategyMethod) -> None:
             raise ViolationError(
                 f"in the state {where}, {odd}", "plain dictionaries, lists, tensors, numbers and strings only"
             )
-        # What is being trained is shared with the model, so of a course only the flight must not move.
-        flight = {} if saved[1] is None else saved[1]["flight"]
-        kept.append((where, (saved[0], flight), copy.deepcopy((saved[0], flight))))
+        # What is being trained is shared with the model, so of a task only its state must not move.
+        task_state = {} if saved[1] is None else saved[1]["task_state"]
+        kept.append((where, (saved[0], task_state), copy.deepcopy((saved[0], task_state))))
 
     learner = method.learner(
-        method.strategy(), lambda phase: keep(f"in {phase.phase} of task {phase.task + 1}, epoch {phase.epoch.number}")
+        method.strategy(), lambda at: keep(f"in {at.phase} of task {at.task + 1}, epoch {at.epoch.number}")
     )
     for number, task in enumerate(tasks(), start=1):
         learner.learn(task)
@@ -168,7 +170,7 @@ def resume(method: StrategyMethod) -> None:
             save_tree(files[-1][1], learner.state_dict())
 
         learner = method.learner(
-            method.strategy(), lambda phase: save(f"{phase.phase} of task {phase.task + 1}, epoch {phase.epoch.number}")
+            method.strategy(), lambda at: save(f"{at.phase} of task {at.task + 1}, epoch {at.epoch.number}")
         )
         for number, task in enumerate(tasks(), start=1):
             learner.learn(task)
@@ -182,7 +184,7 @@ def resume(method: StrategyMethod) -> None:
                 learner.state_dict(),
                 again.state_dict(),
                 f"the uninterrupted run and one that was saved in {where}",
-                "the same, bit for bit: what a method learns during a task is in work.flight, not on the instance",
+                "the same, bit for bit: what a method learns during a task is in context.task_state, not on the instance",
             )
 
 

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from afec.guard import State
-from afec.nets import MultiHead
+from afec.nets import Readout
+from afec.strategy.schedule import Schedule
 
-__all__ = ["AfterHook", "Samples", "TaskLoss", "Training", "Work"]
+__all__ = ["AfterHook", "Predict", "Samples", "TaskContext", "TaskLoss", "Training"]
 
 AfterHook = Callable[[float], None]
 """Called with the learning rate; may write to the weights of the model that is trained."""
@@ -22,42 +23,37 @@ class Samples(Protocol):
 
     @property
     def inputs(self) -> Tensor:
-        """As they are kept."""
+        """The inputs as they are kept, before `TaskLoss.prepared`."""
         ...
 
     @property
     def targets(self) -> Tensor:
-        """Class numbers, or the values of a regression."""
+        """The number of the right output of each sample, or the values of a regression."""
         ...
 
 
 class TaskLoss(Protocol):
-    """The mean loss of a batch (inputs, targets), through the head of one task."""
-
-    @property
-    def number(self) -> int:
-        """Of the head."""
-        ...
+    """The mean loss of a batch (inputs, targets): of a model's outputs, and of the targets."""
 
     @property
     def kind(self) -> str:
-        """`cross_entropy`, `mse`, …"""
+        """`cross_entropy`, `mse`, `cosine` or `angular`."""
         ...
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss."""
+        """The loss of a batch."""
         ...
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:
-        """What the head says."""
+        """The model's outputs for a batch; of augmented inputs where the model is in training mode."""
         ...
 
     def between(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of outputs that are there already."""
         ...
 
-    def through(self, head: int) -> TaskLoss:
-        """The same loss through another head."""
+    def of_task(self, number: int) -> TaskLoss:
+        """The same loss, where the model is asked for its outputs of another task."""
         ...
 
     def prepared(self, inputs: Tensor) -> Tensor:
@@ -65,43 +61,57 @@ class TaskLoss(Protocol):
         ...
 
 
+class Predict(Protocol):
+    """Something that a model makes of images."""
+
+    def __call__(self, model: nn.Module, images: Tensor, task: int | None = None) -> Tensor:
+        """For all these images, as they are kept; by default as those of the present task."""
+        ...
+
+
 @dataclass(frozen=True)
 class Training:
-    """One training of one model on the present task. What is not said here is as in every other training of the learner."""
+    """One training of one model. What is not said here is as in every other training of the learner."""
 
     name: str
     """Its phase, in progress, events and costs."""
     model: nn.Module
     """The net, or a module of the strategy's own; every weight that gets a gradient is trained."""
     loss: Callable[[nn.Module, Any], Tensor]
+    data: tuple[Tensor, Tensor] | None = None
+    """Inputs and targets to train on; by default the task's."""
+    validation: tuple[Tensor, Tensor] | None = None
+    """Inputs and targets to validate on; by default the task's."""
+    schedule: Schedule | None = None
+    """By default the learner's."""
     guarded: bool = True
     """Whether the guard pulls (the net, so the model must be the net): expansion before it, consolidation after it."""
-    targets: tuple[Tensor, Tensor | None] | None = None
-    """In place of the task's own, for training and validation."""
-    max_epochs: int | None = None
-    """In place of the schedule's."""
+    guard_data: tuple[Tensor, Tensor] | None = None
+    """What the guard learns from, in expansion and consolidation; by default the task's training data."""
     after_step: AfterHook | None = None
     after_epoch: AfterHook | None = None
-    """Before the validation loss is taken."""
+    """Called before the validation loss is taken."""
     pure: bool = False
     """Whether its outcome depends on model, data, loss, schedule and seed alone, so that a memo may keep it."""
 
 
 @dataclass
-class Work:
+class TaskContext:
     """One task, as a strategy sees it."""
 
     number: int
-    """Counted from 0."""
-    net: MultiHead
-    outputs: int
-    """Of the task."""
+    """The number of the task; the first is 0."""
+    net: Readout
+    classes: tuple[int, ...]
+    """The classes of the task, by their numbers in the whole stream; one output for each."""
     loss: TaskLoss
     train: Samples
     validation: Samples | None
+    schedule: Schedule
+    """The learner's."""
     state: State
     """What the strategy has kept of the tasks before; put a new one here at the end, and change nothing in the old one."""
-    flight: State
+    task_state: State
     """What is known already of this task; goes into a checkpoint, so that a fresh process finds it here."""
     seed: Callable[..., int]
     """A seed for a purpose, the same in every process."""
@@ -109,5 +119,7 @@ class Work:
     """One pass over the training data, batch by batch, in their order; counted as a cost."""
     place: Callable[[nn.Module], nn.Module]
     """A module of the strategy's own, where and as the learner has the net; in place."""
-    predict: Callable[[nn.Module, TaskLoss, Tensor], Tensor]
-    """What a model says for all of these inputs, in eval mode; counted as a cost."""
+    predict: Predict
+    """The outputs of a model for any images, in eval mode; counted as a cost."""
+    features: Predict
+    """The features of any images by a readout, in eval mode; counted as a cost."""

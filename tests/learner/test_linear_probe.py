@@ -1,4 +1,4 @@
-"""Heads alone on features that no longer move, and inputs that are prepared and augmented."""
+"""Linear probes on features that no longer move, and inputs that are prepared and augmented."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import afec
 from afec.learner import Learner, Machine, Schedule
-from afec.learner.tasks import CRITERIA, HeadLoss
+from afec.learner.tasks import CRITERIA, BatchLoss
 from afec.streams import Split, digits_regression
 from afec.streams.images import Normalise
 
@@ -31,13 +31,13 @@ def learned():
 def test_nothing_of_the_learner_changes_and_the_head_learns(learned):
     stream, learner = learned
     before = {name: value.clone() for name, value in learner.net.state_dict().items()}
-    found = learner.transfer(stream.transfer[0])
+    found = learner.linear_probe(stream.transfer[0])
     assert found.name == "arrangement 1 turned by 60°"
     assert all(value.equal(before[name]) for name, value in learner.net.state_dict().items())
     assert learner.tasks_learned == ["arrangement 1", "arrangement 2"]
     assert found.test > 0.2  # ten positions: chance is 0.1
-    assert learner.transfer(stream.transfer[0]) == found  # the same again
-    assert learner.transfer(stream.transfer[1]) != found
+    assert learner.linear_probe(stream.transfer[0]) == found  # the same again
+    assert learner.linear_probe(stream.transfer[1]) != found
 
 
 def test_it_is_a_linear_regression_on_the_features(learned):
@@ -52,7 +52,7 @@ def test_it_is_a_linear_regression_on_the_features(learned):
     exact = task.accuracy((ones[1].double() @ solution).float(), task.test)
     learner.schedule = replace(LONGER, max_epochs=150, patience=20)
     try:
-        assert learner.transfer(task).test == pytest.approx(exact, abs=0.06)
+        assert learner.linear_probe(task).test == pytest.approx(exact, abs=0.06)
     finally:
         learner.schedule = LONGER
 
@@ -61,17 +61,17 @@ def test_before_anything_is_learned():
     learner = Learner(afec.nets.DigitsBackbone(4, 8))
     task = digits_regression(0, setting="transfer").transfer[0]
     with pytest.raises(ValueError, match=r"nothing was learned yet.*learn\(\) first"):
-        learner.transfer(task)
+        learner.linear_probe(task)
 
 
 def test_phases_are_told(learned):
     stream, learner = learned
     told = []
-    learner.on_phase = told.append
+    learner.on_progress = told.append
     try:
-        learner.transfer(stream.transfer[0])
+        learner.linear_probe(stream.transfer[0])
     finally:
-        learner.on_phase = None
+        learner.on_progress = None
     assert {phase.phase for phase in told} == {"transfer"}
 
 
@@ -125,7 +125,7 @@ def test_a_loaded_learner_asks_for_the_task_where_inputs_are_bytes(tmp_path):
 def test_augmentation_acts_in_training_mode_only():
     task = as_bytes(few_tasks(1)[0], augment=Blank())
     net = small_net([task])
-    loss, batch = HeadLoss.of(0, task, Machine()), (task.train.inputs[:8], task.train.targets[:8])
+    loss, batch = BatchLoss.of(0, task, Machine()), (task.train.inputs[:8], task.train.targets[:8])
     plain = F.cross_entropy(net.eval()(task.prepare(batch[0]), task=0), batch[1])
     assert loss(net.eval(), batch).equal(plain)
     torch.manual_seed(0)
@@ -139,7 +139,7 @@ def test_augmentation_is_not_in_the_fisher():
     found = []
     for augment in (None, Blank()):
         task = as_bytes(few_tasks(1)[0], augment=augment)
-        net, guard, loss = small_net([task]), afec.EWC(1.0, fisher="empirical"), HeadLoss.of(0, task, Machine())
+        net, guard, loss = small_net([task]), afec.EWC(1.0, fisher="empirical"), BatchLoss.of(0, task, Machine())
         with guard.learning(net, None, task.train, loss):
             pass
         found.append(tensors(guard.state_dict(), "precision"))
