@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from afec.learner.machine import processor
+from afec.randomness import processor
 
 __all__ = ["environment"]
 

@@ -23,13 +23,14 @@ from typing import Any, Literal
 import tomli_w
 
 from afec.gaussian import forgetting_from_beta
-from afec.lab.config import REFERENCES, RunConfig, resolve
+from afec.experiments import Context
+from afec.lab.config import RunConfig, resolve
 from afec.lab.directory import RunError
-from afec.lab.engine import Job, Outcome, Watcher, execute, marked
+from afec.lab.engine import Job, Outcome, Watcher, execute, labelled
 from afec.lab.grids import Space, search_space
-from afec.lab.hold_out import holding_out
-from afec.lab.spec import FULL, TWINS, Benchmark, SpecError, merged
-from afec.lab.study import check_buildable, has_validation
+from afec.lab.run import Place
+from afec.lab.spec import FULL, Benchmark, SpecError, merged
+from afec.lab.study import check_runnable
 from afec.methods.expression import terms_of
 from afec.metrics import aac
 from afec.randomness import seed_from

@@ -2,14 +2,17 @@
 
 from afec.learner.fit import Epoch, Fit, LossFn, NotFiniteError, OnEpoch
 from afec.learner.learned import Learned, Phase
+from afec.learner.learned import Learned as TaskRecord
 from afec.learner.learner import Learner
 from afec.learner.machine import Machine
 from afec.learner.memo import Memo
 from afec.learner.schedule import Plateau, Schedule
+from afec.learner.stop import NEVER, Stop, StoppedError
 from afec.learner.stopwatch import Stopwatch
 from afec.learner.transfer import Transferred
 
 __all__ = [
+    "NEVER",
     "Epoch",
     "Fit",
     "Learned",
@@ -22,6 +25,9 @@ __all__ = [
     "Phase",
     "Plateau",
     "Schedule",
+    "Stop",
+    "StoppedError",
     "Stopwatch",
+    "TaskRecord",
     "Transferred",
 ]

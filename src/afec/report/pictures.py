@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from afec.files import FileError
-from afec.lab import RunDirectory, build
+from afec.experiments.supervised import build
+from afec.lab import RunDirectory
 from afec.learner import Machine
 from afec.nets import MultiHead
 from afec.report.circle import Panel
