@@ -192,7 +192,7 @@ def test_a_run_that_stops_in_its_transfer_ends_as_one_that_did_not(runs, tmp_pat
         run(whole.config, 0, tmp_path, stop)
     assert not (RunDirectory.of(tmp_path, whole.config, 0).path / "transfer.csv").exists()
     again = run(whole.config, 0, tmp_path)
-    for name in ("accuracy.csv", "transfer.csv"):
+    for name in ("scores.csv", "transfer.csv"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert [task["task"] for task in again.tasks()] == [1, 2]
 
@@ -293,17 +293,17 @@ def test_a_report_from_inside_the_runs(runs, monkeypatch, capsys):
 
 
 def damaged_number(directory):
-    file = directory.path / "accuracy.csv"
+    file = directory.path / "scores.csv"
     file.write_text(re.sub(r"(?m)^(2,1,.*),[\d.]+$", r"\1,7.5", file.read_text()))
 
 
 def huge_task(directory):
-    with (directory.path / "accuracy.csv").open("a") as file:
+    with (directory.path / "scores.csv").open("a") as file:
         file.write("2,200000,x,0.1,0.1\n")
 
 
 def long_field(directory):
-    with (directory.path / "accuracy.csv").open("a") as file:
+    with (directory.path / "scores.csv").open("a") as file:
         file.write(f"2,1,{'x' * 200_000},0.1,0.1\n")
 
 

@@ -26,7 +26,7 @@ def finished(study, row, seed, validation, test=0.5):
     job = row.job(seed)
     run = RunDirectory.of(study.runs, job.config, seed)
     run.begin(job.config)
-    run.write_accuracy([Accuracy(2, task, f"task {task}", validation, test) for task in (1, 2)])
+    run.write_scores([Accuracy(2, task, f"task {task}", validation, test) for task in (1, 2)])
     run.finish(0.0)
 
 

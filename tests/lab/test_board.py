@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from afec.cli import main
 from afec.lab import Job, RunDirectory, SpecError, execute, find_runs, run
-from afec.lab.board import FILES, Board, scalars
+from afec.lab.tensorboard import FILES, Board, scalars
 from afec.metrics import aac_curve
 
 
@@ -40,7 +40,7 @@ def test_a_log_has_what_the_run_directory_has(method, in_process, tmp_path):
         place = f"task{event['task']}/{event['phase']}", event["number"]
         assert seen[f"validation_loss/{place[0]}", place[1]] == pytest.approx(event["loss"], rel=1e-6)
         assert seen[f"lr/{place[0]}", place[1]] == pytest.approx(event["lr"], rel=1e-6)
-    for row in found.rows():
+    for row in found.scores():
         assert seen[f"accuracy/test/task{row.task}", row.after] == pytest.approx(row.test, rel=1e-6)
         assert seen[f"accuracy/validation/task{row.task}", row.after] == pytest.approx(row.validation, rel=1e-6)
     averages = {step: value for (tag, step), value in seen.items() if tag == "aac/test"}
@@ -57,7 +57,7 @@ def test_the_run_is_the_same_with_and_without_a_log(in_process, tmp_path):
     (one,) = execute([job], tmp_path / "a", 1, board=tmp_path / "board")
     (two,) = execute([job], tmp_path / "b", 1)
     assert one.directory.path.relative_to(tmp_path / "a") == two.directory.path.relative_to(tmp_path / "b")
-    for name in ("accuracy.csv", "config.toml"):
+    for name in ("scores.csv", "config.toml"):
         assert (one.directory.path / name).read_bytes() == (two.directory.path / name).read_bytes()
     assert not list((tmp_path / "a").rglob(FILES))
 

@@ -30,7 +30,7 @@ from afec.report.table import lines
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The bytes of accuracy.csv of a run that nothing has disturbed."""
+    """The bytes of scores.csv of a run that nothing has disturbed."""
     root, known = tmp_path_factory.mktemp("whole"), {}
 
     def accuracy(method="ewc", seed=0, scale="three"):
@@ -43,7 +43,7 @@ def whole(tmp_path_factory):
 
 
 def numbers(found):
-    return (found.path / "accuracy.csv").read_bytes()
+    return (found.path / "scores.csv").read_bytes()
 
 
 class Stop(BaseException):
@@ -245,18 +245,18 @@ def test_wherever_accuracy_csv_is_cut_it_is_seen(tmp_path):
         found = run(quick_config(method, "tiny"), 0, tmp_path)
         data, matrix = numbers(found), found.matrix()
         for length in range(len(data)):
-            (found.path / "accuracy.csv").write_bytes(data[:length])
-            with pytest.raises(RunError, match=r"accuracy.csv (cannot be read|is not whole)"):
+            (found.path / "scores.csv").write_bytes(data[:length])
+            with pytest.raises(RunError, match=r"scores.csv (cannot be read|is not whole)"):
                 found.matrix()
-        (found.path / "accuracy.csv").write_bytes(data)
+        (found.path / "scores.csv").write_bytes(data)
         np.testing.assert_array_equal(found.matrix(), matrix)
 
 
 def test_impossible_rows_are_seen(tmp_path):
     found = run(quick_config("ewc", "tiny"), 0, tmp_path)
     for row in ("9,1,x,0.5,0.5", "-1,1,x,0.5,0.5", "1,0,x,0.5,0.5"):
-        (found.path / "accuracy.csv").write_text(f"after,task,name,validation,test\n{row}\n")
-        with pytest.raises(RunError, match="accuracy.csv is not whole"):
+        (found.path / "scores.csv").write_text(f"after,task,name,validation,test,size\n{row}\n")
+        with pytest.raises(RunError, match="scores.csv is not whole"):
             found.matrix()
 
 
@@ -265,8 +265,8 @@ def test_tables_and_pictures_leave_damaged_runs_out_and_name_them(method, tmp_pa
     pairs = [(quick_config(m, "tiny"), seed) for m in ("ewc", "scratch") for seed in (0, 1)]
     runs = [(config, run(config, seed, tmp_path)) for config, seed in pairs]
     (bad,) = [found for config, found in runs if config.method == method and found.seed == 0]
-    (bad.path / "accuracy.csv").write_bytes(numbers(bad)[:-9])
-    named = rf"skipped: .*{method}/.*seed0/accuracy.csv cannot be read .* move the directory away"
+    (bad.path / "scores.csv").write_bytes(numbers(bad)[:-9])
+    named = rf"skipped: .*{method}/.*seed0/scores.csv cannot be read .* move the directory away"
     with pytest.warns(RuntimeWarning, match=named):
         rows = {line.config.method: line for line in lines(runs)}
     assert sorted(rows[method].metrics) == [1]
@@ -287,9 +287,9 @@ def test_a_study_with_a_damaged_run_still_shows_its_table(in_process, tmp_path, 
     command += ["--runs", str(tmp_path / "runs")]
     assert main(command) == 0
     capsys.readouterr()
-    file = find_runs(tmp_path / "runs")[0].path / "accuracy.csv"
+    file = find_runs(tmp_path / "runs")[0].path / "scores.csv"
     file.write_text(file.read_text()[:-3])
-    with pytest.warns(RuntimeWarning, match="seed0/accuracy.csv cannot be read"):
+    with pytest.warns(RuntimeWarning, match="seed0/scores.csv cannot be read"):
         assert main(command) == 0
     assert "mean ± std of 1 seeds" in capsys.readouterr().out
 
@@ -301,8 +301,8 @@ def test_where_every_run_is_damaged_there_is_no_picture_and_no_traceback(in_proc
     (tmp_path / "p.png").unlink()
     capsys.readouterr()
     for found in find_runs(tmp_path / "runs"):
-        (found.path / "accuracy.csv").write_text("")
-    with pytest.warns(RuntimeWarning, match="accuracy.csv is not whole|accuracy.csv cannot be read"):
+        (found.path / "scores.csv").write_text("")
+    with pytest.warns(RuntimeWarning, match="scores.csv is not whole|scores.csv cannot be read"):
         assert main(command) == 0
     assert "no picture: no method's run is finished and whole" in capsys.readouterr().out
     assert not (tmp_path / "p.png").exists()
@@ -341,7 +341,7 @@ def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(split, error, 
     assert (state["tasks_done"], faults) == (1, [])
     assert all(torch.isfinite(leaf).all() for leaf in flat(state) if leaf.is_floating_point())
     assert not outcome.directory.done
-    assert {row.after for row in outcome.directory.rows()} == {0, 1}
+    assert {row.after for row in outcome.directory.scores()} == {0, 1}
 
 
 # -- data that disappear ------------------------------------------------------------------------------------------

@@ -163,12 +163,12 @@ def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(stopped, whole_
     save_tree(found.checkpoint, load_tree(other.path / "weights" / "task2.safetensors"))
     with pytest.warns(RuntimeWarning, match="went on from the checkpoint before it: .*it is no checkpoint of this run"):
         run(CONFIG, 0, found.path.parents[3])
-    assert (found.path / "accuracy.csv").read_bytes() == whole_bytes
+    assert (found.path / "scores.csv").read_bytes() == whole_bytes
 
 
 @pytest.fixture(scope="module")
 def whole_bytes(tmp_path_factory):
-    return (run(CONFIG, 0, tmp_path_factory.mktemp("whole")).path / "accuracy.csv").read_bytes()
+    return (run(CONFIG, 0, tmp_path_factory.mktemp("whole")).path / "scores.csv").read_bytes()
 
 
 def test_foreign_files_among_the_shared_trainings_change_nothing(tmp_path, whole_bytes):
@@ -185,7 +185,7 @@ def test_foreign_files_among_the_shared_trainings_change_nothing(tmp_path, whole
         (found,) = find_runs(tmp_path / "quick" / "ewc")
         (found.path / "DONE").unlink()
         again = run(CONFIG, 0, tmp_path)
-        assert (again.path / "accuracy.csv").read_bytes() == whole_bytes, number
+        assert (again.path / "scores.csv").read_bytes() == whole_bytes, number
 
 
 @pytest.mark.slow

@@ -150,4 +150,4 @@ def test_a_run_may_go_on_on_another_device_and_says_so(in_process, three_gpus, m
         "from here on on cpu, not on cuda"
     ] * 2
     whole = run(here, 0, tmp_path / "whole")
-    assert (found.path / "accuracy.csv").read_bytes() == (whole.path / "accuracy.csv").read_bytes()
+    assert (found.path / "scores.csv").read_bytes() == (whole.path / "scores.csv").read_bytes()

@@ -61,7 +61,7 @@ class Watcher:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """accuracy.csv of these jobs, where nothing has disturbed them."""
+    """scores.csv of these jobs, where nothing has disturbed them."""
     root = tmp_path_factory.mktemp("whole")
 
     def accuracy(jobs):
@@ -157,7 +157,7 @@ def test_a_study_of_the_command_line_that_is_killed_twenty_times_comes_to_the_sa
         assert [task["task"] for task in found.tasks()] == [1, 2, 3]
         left = {str(file.relative_to(found.path)) for file in found.path.rglob("*") if file.is_file()}
         assert left == {
-            *("config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task3.safetensors", "lock", "DONE")
+            *("config.toml", "env.json", "scores.csv", "events.jsonl", "weights/task3.safetensors", "lock", "DONE")
         }
 
 

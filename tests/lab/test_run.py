@@ -21,7 +21,7 @@ METHODS = ["finetune", "ewc", "ewc+afec", "si+afec", "ags-cl", "progress-compres
 
 
 def by_hand(config, seed):
-    """accuracy.csv by a loop that anybody could have written."""
+    """scores.csv by a loop that anybody could have written."""
     stream, net = build(config, seed)
     learner = Learner(net, make_method(config.method, config.settings), schedule=config.schedule, seed=seed)
     lines = ["after,task,name,validation,test"]
@@ -41,7 +41,7 @@ def by_hand(config, seed):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_gives_the_numbers_of_a_loop_by_hand(method, tmp_path):
     config = quick_config(method, "tiny")
-    assert (run(config, 3, tmp_path).path / "accuracy.csv").read_text() == by_hand(config, 3)
+    assert (run(config, 3, tmp_path).path / "scores.csv").read_text() == by_hand(config, 3)
 
 
 def test_methods_of_a_seed_share_stream_net_and_first_task_and_differ_after_it(tmp_path):
@@ -61,7 +61,7 @@ def test_what_earlier_runs_left_changes_no_number(tmp_path):
             method, "tiny", method={"ewc": {"strength": 77}, "mas": {"strength": 77}, "si": {"strength": 77}}
         )
         with_them, alone = (run(config, 0, tmp_path / folder) for folder in ("shared", method))
-        assert (with_them.path / "accuracy.csv").read_bytes() == (alone.path / "accuracy.csv").read_bytes()
+        assert (with_them.path / "scores.csv").read_bytes() == (alone.path / "scores.csv").read_bytes()
         assert (with_them.epochs, with_them.samples) == (alone.epochs, alone.samples)
 
 
@@ -143,7 +143,7 @@ def test_a_run_that_was_stopped_anywhere_goes_on_to_the_same_bytes(method, epoch
     assert not directory.done
     assert run(config, 0, tmp_path) == directory
     assert directory.done
-    for file in ("accuracy.csv", "config.toml"):
+    for file in ("scores.csv", "config.toml"):
         assert (directory.path / file).read_bytes() == (whole(method).path / file).read_bytes()
     if method != "scratch":
         one, other = (load_tree(found.path / "weights/task3.safetensors") for found in (directory, whole(method)))
@@ -166,7 +166,7 @@ def test_a_run_that_is_stopped_after_every_epoch(tmp_path, whole):
     for _ in range(9):
         stopped_after(1, config, tmp_path)
     again = run(config, 0, tmp_path)
-    assert (again.path / "accuracy.csv").read_bytes() == (whole("ewc+afec").path / "accuracy.csv").read_bytes()
+    assert (again.path / "scores.csv").read_bytes() == (whole("ewc+afec").path / "scores.csv").read_bytes()
     assert again.epochs == whole("ewc+afec").epochs == 3 * 2 + 2 * 2
 
 
@@ -218,7 +218,7 @@ def test_a_damaged_checkpoint_goes_on_from_the_one_before_it_and_says_so(damage,
     (note,) = notes(directory)
     assert note.startswith("went on from the checkpoint before it: ")
     assert "checkpoint.safetensors" in note
-    assert (directory.path / "accuracy.csv").read_bytes() == (whole("ewc+afec").path / "accuracy.csv").read_bytes()
+    assert (directory.path / "scores.csv").read_bytes() == (whole("ewc+afec").path / "scores.csv").read_bytes()
     assert (directory.epochs, directory.samples) == (whole("ewc+afec").epochs, whole("ewc+afec").samples)
 
 
@@ -233,7 +233,7 @@ def test_two_damaged_checkpoints_are_a_new_start_and_the_events_say_so(damage, t
     assert all(note.startswith("started anew: ") for note in found)
     assert "checkpoint.safetensors" in found[0]
     assert "checkpoint-before.safetensors" in found[1]
-    assert (directory.path / "accuracy.csv").read_bytes() == (whole("ewc+afec").path / "accuracy.csv").read_bytes()
+    assert (directory.path / "scores.csv").read_bytes() == (whole("ewc+afec").path / "scores.csv").read_bytes()
     assert directory.epochs == whole("ewc+afec").epochs  # of what was written twice, the last counts
 
 
@@ -290,9 +290,9 @@ def test_a_run_that_was_stopped_just_before_its_end_is_only_finished(tmp_path, m
         directory = run(config, 0, tmp_path)
     assert not directory.done
     assert directory.checkpoint.exists()
-    run(config, 0, tmp_path, on_phase=lambda phase: pytest.fail("nothing is left to learn"))
+    run(config, 0, tmp_path, on_progress=lambda progress: pytest.fail("nothing is left to learn"))
     assert directory.done
-    assert (directory.path / "accuracy.csv").read_bytes() == (whole("ewc+afec").path / "accuracy.csv").read_bytes()
+    assert (directory.path / "scores.csv").read_bytes() == (whole("ewc+afec").path / "scores.csv").read_bytes()
 
 
 def test_what_a_kill_has_left_of_a_finished_run_is_removed(in_process, tmp_path):
@@ -321,4 +321,4 @@ def test_events_are_json(tmp_path):
     directory = run(quick_config("ewc", "tiny"), 0, tmp_path)
     for line in (directory.path / "events.jsonl").read_text().splitlines():
         assert isinstance(json.loads(line), dict)
-    assert [asdict(row)["after"] for row in directory.rows()] == [0, 0, 1, 1, 2, 2]
+    assert [asdict(row)["after"] for row in directory.scores()] == [0, 0, 1, 1, 2, 2]

@@ -32,7 +32,7 @@ def finished(tmp_path_factory):
 def test_the_files_are_those_that_the_docstring_names(finished):
     found = {str(path.relative_to(finished.path)) for path in finished.path.rglob("*") if path.is_file()}
     assert found == {
-        "config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task5.safetensors", "DONE", "lock"
+        "config.toml", "env.json", "scores.csv", "events.jsonl", "weights/task5.safetensors", "DONE", "lock"
     }  # fmt: skip
     named = {line.split()[0].replace("<k>", "5") for line in (directory_module.__doc__ or "").splitlines()[2:] if line}
     assert named == found | {"FAILED", "checkpoint.safetensors", "checkpoint-before.safetensors", "transfer.csv"}
@@ -44,7 +44,7 @@ def test_the_files_are_those_that_the_docstring_names(finished):
 
 
 def test_accuracy_csv(finished):
-    lines = list(csv.reader((finished.path / "accuracy.csv").read_text().splitlines()))
+    lines = list(csv.reader((finished.path / "scores.csv").read_text().splitlines()))
     assert tuple(lines[0]) == COLUMNS == ("after", "task", "name", "validation", "test")
     assert [(int(after), int(task)) for after, task, *_ in lines[1:]] == [(a, t) for a in range(6) for t in range(1, 6)]
     assert all(re.fullmatch(r"[01]\.\d{6}", number) for line in lines[1:] for number in line[3:])
@@ -125,12 +125,12 @@ def test_weights_are_those_of_the_net(finished):
 def test_reading_what_is_damaged(tmp_path, finished):
     directory = RunDirectory(tmp_path / "seed0")
     directory.path.mkdir()
-    for read in (lambda: directory.rows(), lambda: directory.config):
+    for read in (lambda: directory.scores(), lambda: directory.config):
         with pytest.raises(RunError, match="cannot be read .* move the directory away and run again"):
             read()
-    (directory.path / "accuracy.csv").write_text("after,task\n1,x\n")
-    with pytest.raises(RunError, match="accuracy.csv cannot be read"):
-        directory.rows()
+    (directory.path / "scores.csv").write_text("after,task\n1,x\n")
+    with pytest.raises(RunError, match="scores.csv cannot be read"):
+        directory.scores()
     (directory.path / "config.toml").write_text("method = 1\n")
     with pytest.raises(RunError, match="config.toml cannot be read"):
         _ = directory.config
@@ -143,8 +143,8 @@ def test_reading_what_is_damaged(tmp_path, finished):
 def test_a_row_survives_the_file(tmp_path):
     directory = RunDirectory(tmp_path / "seed0")
     rows = [Row(0, 1, 'a "name", with a comma', 0.5, 0.25), Row(1, 1, "ü", 1.0, 1 / 3)]
-    directory.write_accuracy(rows)
-    assert directory.rows() == [rows[0], replace(rows[1], test=0.333333)]
+    directory.write_scores(rows)
+    assert directory.scores() == [rows[0], replace(rows[1], test=0.333333)]
 
 
 # -- the configuration and its hash -------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_changed_configuration_never_overwrites_another_and_a_finished_run_is_
     second = run(quick_config("ewc", "tiny", method={"ewc": {"strength": 20}}), 0, tmp_path)
     third = run(quick_config("ewc", "tiny"), 1, tmp_path)
     assert len({first.path, second.path, third.path}) == 3
-    assert run(quick_config("ewc", "tiny"), 0, tmp_path, on_phase=lambda phase: pytest.fail("it ran")) == first
+    assert run(quick_config("ewc", "tiny"), 0, tmp_path, on_progress=lambda progress: pytest.fail("it ran")) == first
     assert stamps(first) == before
     assert find_runs(tmp_path) == sorted([first, second, third], key=lambda run: run.path)
     assert tomllib.loads((second.path / "config.toml").read_text())["settings"]["ewc"]["strength"] == 20

@@ -256,7 +256,7 @@ def test_each_file_of_a_run_is_read_once(study, monkeypatch):
     monkeypatch.setattr(directory, "plain_text", lambda path, *a, **k: opened.append(path) or plain(path, *a, **k))
     page([read(run.config, run) for run in find_runs(study)], "runs", "afec")
     assert sorted(opened) == sorted(set(opened))
-    assert sum(path.name == "accuracy.csv" for path in opened) == 12
+    assert sum(path.name == "scores.csv" for path in opened) == 12
 
 
 def test_watching_writes_again_when_there_is_more(study, tmp_path, monkeypatch):
