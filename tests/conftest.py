@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from pool_here import PoolHere
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from afec.lab import engine
+from pool_here import PoolHere
 
 torch.set_num_threads(1)
 # Timings are noise on a shared machine, so no deadline; the same examples every time, so no flaky run.

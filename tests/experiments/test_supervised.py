@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_lab import quick_config
 
 from afec.experiments import Context, Score, experiment_for, find_experiment
 from afec.experiments.joint import Joint
@@ -15,6 +14,7 @@ from afec.lab import RunDirectory, run
 from afec.learner import Learner, Machine, NotFiniteError, Schedule
 from afec.methods.expression import make_method
 from afec.nets import MultiHead
+from small_lab import quick_config
 
 METHODS = ["finetune", "ewc", "ewc+afec", "si+afec", "ags-cl", "progress-compress+afec"]
 

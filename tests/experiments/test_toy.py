@@ -9,11 +9,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from small_processes import afec, wait_until
 
 from afec.cli import main
 from afec.experiments import find_experiment
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve
+from small_processes import afec, wait_until
 
 HERE = Path(__file__).parent
 TEXT = f"""
@@ -54,7 +54,19 @@ def test_it_is_small():
 def test_run_report_and_tensorboard(tmp_path, walk, in_process, capsys):
     pytest.importorskip("tensorboard")
     runs, board = tmp_path / "runs", tmp_path / "board"
-    command = ["run", walk, "--method", "walk", "rest", "--seeds", "3", "--runs", str(runs), "--tensorboard", str(board)]
+    command = [
+        "run",
+        walk,
+        "--method",
+        "walk",
+        "rest",
+        "--seeds",
+        "3",
+        "--runs",
+        str(runs),
+        "--tensorboard",
+        str(board),
+    ]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "average return" in said
@@ -75,7 +87,10 @@ def test_run_report_and_tensorboard(tmp_path, walk, in_process, capsys):
 
 def test_tune(tmp_path, walk, in_process):
     out = tmp_path / "found.toml"
-    assert main(["tune", walk, "--method", "rest", "--seeds", "3", "--runs", str(tmp_path / "runs"), "--out", str(out)]) == 0
+    assert (
+        main(["tune", walk, "--method", "rest", "--seeds", "3", "--runs", str(tmp_path / "runs"), "--out", str(out)])
+        == 0
+    )
     found = load_benchmark(walk)
     assert resolve(found, "rest").settings == {"rest": {"strength": 0.1}}
     assert "strength = 0.01" in out.read_text()  # the weakest hold leaves the point nearest to its last goal, by hand

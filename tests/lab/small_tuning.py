@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from small_lab import TEXT
-
 from afec.lab.spec import parse_benchmark
 from afec.lab.tuning import Plan
+from small_lab import TEXT
 
 GRIDS = """
 [tune.ewc]

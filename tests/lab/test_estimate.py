@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_lab import quick_config, quick_file
 
 from afec.cli import main
 from afec.files import write_text
 from afec.lab import Job, RunDirectory, process_memory
 from afec.lab.estimate import Estimate, estimate
+from small_lab import quick_config, quick_file
 
 
 def finished(root, seconds, name="ewc", seed=0, scale="tiny", **sections):

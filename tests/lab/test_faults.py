@@ -16,8 +16,6 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from small_lab import quick_config, quick_file
-from stopped_runs import in_task, run_until
 
 from afec import files
 from afec.cli import main
@@ -26,6 +24,8 @@ from afec.files import load_tree
 from afec.lab import Job, RunDirectory, RunError, execute, find_runs, lock, plan, run, unfinished
 from afec.report.picture import draw_study
 from afec.report.table import lines
+from small_lab import quick_config, quick_file
+from stopped_runs import in_task, run_until
 
 
 @pytest.fixture(scope="module")

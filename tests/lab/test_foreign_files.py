@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_lab import quick_config
-from stopped_runs import Token, in_task, run_until
 
 import afec
 from afec.experiments import StoppedError
@@ -19,6 +17,8 @@ from afec.experiments.supervised import build, training_of
 from afec.files import FileError, load_tree, save_tree
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve, run
 from afec.report.picture import draw_study
+from small_lab import quick_config
+from stopped_runs import Token, in_task, run_until
 
 LEAVES = st.one_of(
     st.none(),

@@ -6,15 +6,15 @@ import os
 
 import pytest
 import torch
-from small_lab import quick_config, quick_file
-from stopped_runs import in_task, run_until
 
 from afec.cli import main
 from afec.lab import Job, Place, RunDirectory, available_cores, engine, execute, plan, run
 from afec.lab.environment import environment
 from afec.lab.gpus import default_workers, shared_gpus
 from afec.lab.local_pool import LocalPool
+from small_lab import quick_config, quick_file
 from small_processes import polled, tell_gpu
+from stopped_runs import in_task, run_until
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import sys
 import threading
 
 import pytest
-from small_lab import quick_config
-from stopped_runs import Token, in_task, run_until
 
 from afec.experiments import StoppedError
 from afec.lab import RunDirectory, lock, run
 from afec.lab.lock import BusyError, locked
+from small_lab import quick_config
+from stopped_runs import Token, in_task, run_until
 
 SYSTEMS = {
     "flock": None,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from pool_here import PoolHere
-from small_lab import quick_config
 
 from afec.lab import Job, execute
 from afec.lab.local_pool import LocalPool
 from afec.lab.pool import Pool
+from pool_here import PoolHere
+from small_lab import quick_config
 
 
 def jobs():

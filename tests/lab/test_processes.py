@@ -11,11 +11,11 @@ import sys
 from contextlib import ExitStack
 
 import pytest
-from small_lab import quick_config, quick_file
 
 from afec.cli import main
 from afec.lab import Job, RunDirectory, RunError, execute, find_runs, plan, run
 from afec.lab.local_pool import LocalPool
+from small_lab import quick_config, quick_file
 from small_processes import (
     Unreadable,
     afec,

@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from small_lab import quick_config
-from stopped_runs import Token, run_until, steps
 
 from afec.experiments import StoppedError
 from afec.files import load_tree
 from afec.lab import Job, RunDirectory, execute, run
+from small_lab import quick_config
+from stopped_runs import Token, run_until, steps
 
 # -- stopping and going on ----------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from small_lab import quick_config
 
 from afec.experiments import Score
 from afec.experiments.supervised import build, training_of
@@ -23,6 +22,7 @@ from afec.lab import directory as directory_module
 from afec.lab import environment as environment_module
 from afec.lab.directory import COLUMNS
 from afec.lab.environment import environment
+from small_lab import quick_config
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from contextlib import suppress
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from small_lab import TEXT, quick, quick_config, quick_file
 
 import afec
 from afec.cli import main
@@ -18,6 +17,7 @@ from afec.methods.expression import METHODS
 from afec.methods.presets import PRESETS
 from afec.nets import NETS
 from afec.streams import STREAMS
+from small_lab import TEXT, quick, quick_config, quick_file
 
 
 def test_every_benchmark_of_the_package_is_valid_for_every_method_at_every_scale():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
-from small_lab import quick_config, quick_file
-from stopped_runs import run_until, steps
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from afec.cli import main
 from afec.lab import Job, RunDirectory, SpecError, execute, find_runs, run
 from afec.lab.tensorboard import FILES, Board, scalars
 from afec.metrics import aac_curve
+from small_lab import quick_config, quick_file
+from stopped_runs import run_until, steps
 
 
 def logged(folder):

@@ -6,7 +6,6 @@ import sys
 import tomllib
 
 import pytest
-from small_lab import TEXT
 from small_tuning import bench, how, peak
 
 from afec.lab import (
@@ -15,6 +14,7 @@ from afec.lab import (
     find_runs,
 )
 from afec.lab.tuning import tune
+from small_lab import TEXT
 
 
 def test_the_best_is_chosen_on_validation_though_test_says_otherwise(fake, tmp_path):

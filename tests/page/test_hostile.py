@@ -6,6 +6,7 @@ import json
 import os
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -42,7 +43,7 @@ def page_of(root, tmp_path, *more):
 def secret(tmp_path):
     file = tmp_path / "elsewhere" / "secret.txt"
     file.parent.mkdir()
-    file.write_text(f"after,task,name,validation,test,size\n0,1,{SECRET},0.1,0.1\n1,1,{SECRET},0.1,0.1\n")
+    file.write_text(f"after,task,name,validation,test,size\n0,1,{SECRET},0.1,0.1,9\n1,1,{SECRET},0.1,0.1,9\n")
     return file
 
 
@@ -65,8 +66,7 @@ def test_names_are_shown_and_not_obeyed(one, tmp_path, key):
 
 
 def test_names_of_tasks_tracebacks_notes_and_machines(one, tmp_path):
-    rows = [row.__class__(row.after, row.task, EVIL.replace("\x00", ""), 0.5, row.test) for row in one.scores()]
-    one.write_scores(rows)
+    one.write_scores([replace(score, name=EVIL.replace("\x00", "")) for score in one.scores()])
     one.append_events([{"event": "note", "text": EVIL}])
     (one.path / "env.json").write_text(json.dumps({"host": EVIL, "torch": EVIL, "commit": [EVIL]}))
     other = find_runs(root_of(one))[1]
@@ -138,7 +138,7 @@ def test_huge_files_are_not_read(one, tmp_path, name, size):
 @pytest.mark.parametrize("value", ["nan", "inf", "-0.5", "1e400", "", "0x1p-1", "1_0"])
 def test_numbers_that_are_none(one, tmp_path, value):
     file = one.path / "scores.csv"
-    file.write_text(re.sub(r"(?m)^(3,1,.*),[\d.]+$", rf"\1,{value}", file.read_text()))
+    file.write_text(re.sub(r"(?m)^(3,1,.*),[\d.]+,(\d+)$", rf"\1,{value},\2", file.read_text()))
     text = page_of(root_of(one), tmp_path)
     assert (
         "nan"

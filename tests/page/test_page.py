@@ -197,7 +197,7 @@ def test_what_is_missing_failed_unfinished_and_damaged_is_there(troubled, tmp_pa
     states = [row[0] for row in runs[1:]]
     assert sorted(states) == sorted(["finished"] * 8 + ["unfinished", "failed", "damaged", "missing"])
     assert "ValueError: the disk is &lt;full&gt;" in text
-    assert "an accuracy is no fraction" in text
+    assert "a score is no accuracy from 0 to 1" in text
     assert "8 runs are finished; 1 failed, 1 damaged, 1 unfinished, 1 missing" in text
 
 

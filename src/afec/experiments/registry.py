@@ -17,7 +17,9 @@ def find_experiment(name: str) -> type[Experiment]:
         raise ValueError(unknown("experiment", name, EXPERIMENTS) + "; or give module:Class or file.py:Class")
     found = load_object(EXPERIMENTS.get(name, name))
     if not isinstance(found, type) or not issubclass(found, Experiment):
-        raise ValueError(f"'{name}' is no experiment: expected a subclass of afec.experiments.Experiment; got {found!r}")
+        raise ValueError(
+            f"'{name}' is no experiment: expected a subclass of afec.experiments.Experiment; got {found!r}"
+        )
     return found
 
 

@@ -258,5 +258,7 @@ def write_transfers(folder: Path, found: Sequence[Transferred]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(TRANSFER_COLUMNS)
-    writer.writerows([t.name, *("" if math.isnan(v) else f"{v:.6f}" for v in (t.validation, t.test)), t.epochs] for t in found)
+    writer.writerows(
+        [t.name, *("" if math.isnan(v) else f"{v:.6f}" for v in (t.validation, t.test)), t.epochs] for t in found
+    )
     write_text(folder / "transfer.csv", text.getvalue())

@@ -167,7 +167,11 @@ def _cases(benchmark: Benchmark, layers: Sequence[Changes], sets: dict[str, Any]
 
 
 def _method_of(
-    benchmark: Benchmark, kind: type[Experiment], expression: str, layers: Sequence[dict[str, Any]], sets: dict[str, Any]
+    benchmark: Benchmark,
+    kind: type[Experiment],
+    expression: str,
+    layers: Sequence[dict[str, Any]],
+    sets: dict[str, Any],
 ) -> tuple[str, dict[str, dict[str, Any]]]:
     """The method's name and the settings of its terms: the file's, the file's for this sum, then --set."""
     given = stacked(kind.alternatives, *layers)

@@ -123,9 +123,7 @@ class RunDirectory:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(
-            [s.after, s.task, s.name, _shown(s.validation), _shown(s.test), s.size] for s in scores
-        )
+        writer.writerows([s.after, s.task, s.name, _shown(s.validation), _shown(s.test), s.size] for s in scores)
         write_text(self.path / SCORES, text.getvalue())
 
     def append_events(self, events: Sequence[dict[str, Any]]) -> None:

@@ -44,7 +44,6 @@ FULL = "full"
 """The scale of the file itself."""
 
 
-
 class SpecError(ValueError):
     """A benchmark that cannot be read, with the place in the file."""
 

@@ -234,9 +234,7 @@ def _curve(rows: Rows, row: Line, of: Callable[[NDArray[np.float64]], NDArray[np
     length = min(map(len, curves))
     pairs = [mean_and_std([100 * float(curve[place]) for curve in curves]) for place in range(length)]
     x = tuple(float(place + 1) for place in range(length))
-    return Trace(
-        row.label, _colour(rows, row), x, *_columns(pairs), len(curves), dashed=row.config.reference
-    )
+    return Trace(row.label, _colour(rows, row), x, *_columns(pairs), len(curves), dashed=row.config.reference)
 
 
 def _bars(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from afec.files import FileError, load_tree
 from afec.experiments.supervised import build
+from afec.files import FileError, load_tree
 from afec.lab import RunConfig, RunDirectory
 from afec.lab.plain import check_plain
 from afec.learner import Machine

@@ -13,8 +13,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from afec.files import FileError
 from afec.experiments.supervised import build
+from afec.files import FileError
 from afec.lab import RunDirectory
 from afec.learner import Machine
 from afec.nets import MultiHead

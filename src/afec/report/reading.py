@@ -158,15 +158,18 @@ def _transfers(run: RunDirectory) -> list[Transferred]:
     file = run.path / "transfer.csv"
     if not os.path.lexists(file):
         return []
-    text = plain_text(file)
-    if not text.endswith("\n"):
-        raise ValueError("the last line of transfer.csv is cut")
-    found = [
-        Transferred(r["name"], float(r["validation"] or "nan"), float(r["test"]), int(r["epochs"]))
-        for r in csv.DictReader(text.splitlines())
-    ]
-    if not all(0 <= one.test <= 1 for one in found):
-        raise ValueError("an accuracy of transfer.csv is no fraction")
+    try:
+        text = plain_text(file)
+        if not text.endswith("\n"):
+            raise ValueError("its last line is cut")
+        found = [
+            Transferred(r["name"], float(r["validation"] or "nan"), float(r["test"]), int(r["epochs"]))
+            for r in csv.DictReader(text.splitlines())
+        ]
+        if not all(0 <= one.test <= 1 for one in found):
+            raise ValueError("an accuracy is no fraction from 0 to 1")
+    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+        raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
     return found
 
 
