@@ -21,7 +21,7 @@ class DataError(FileError):
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
-    """The directory that the datasets are in: `root`, else the one of the present job, else AFEC_DATA, else `~/.cache/afec/data`.
+    """The directory that the datasets are in: `root`, else that of the present job, else AFEC_DATA, else `~/.cache/afec/data`.
 
     It need not exist yet. The default follows XDG_CACHE_HOME where that is set.
     """

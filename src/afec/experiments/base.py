@@ -175,7 +175,7 @@ class Experiment(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
 
-    def finish(self, folder: Path, on_progress: OnProgress) -> None:
+    def finish(self, folder: Path, on_progress: OnProgress) -> None:  # noqa: B027 - most write nothing
         """Write what predictions and pictures will need into the run's directory."""
 
     # -- what may stand in a benchmark ----------------------------------------------------------------------------

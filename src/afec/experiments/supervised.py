@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -69,11 +69,11 @@ class Supervised(Experiment):
     """A method over the tasks of a stream, one after the other."""
 
     description = "a method learns the tasks of a stream, one after the other"
-    references = {
+    references: ClassVar[Mapping[str, str]] = {
         "joint": "afec.experiments.joint:Joint",
         "scratch": "afec.experiments.scratch:Scratch",
     }
-    alternatives = {"beta": "forgetting", "forgetting": "beta"}
+    alternatives: ClassVar[Mapping[str, str]] = {"beta": "forgetting", "forgetting": "beta"}
 
     def __init__(self, setup: Setup, context: Context) -> None:
         super().__init__(setup, context)

@@ -23,7 +23,7 @@ from afec.lab.gpus import available_cores, default_workers, shared_gpus
 from afec.lab.local_pool import LocalPool
 from afec.lab.lock import BusyError
 from afec.lab.pool import Channel, Pool
-from afec.lab.run import Place, run
+from afec.lab.run import HERE, Place, run
 from afec.lab.tensorboard import Board, check_tensorboard
 
 __all__ = ["Job", "Outcome", "Watcher", "available_cores", "execute", "labelled", "workers_for"]
@@ -38,7 +38,7 @@ class Job:
 
     config: RunConfig
     seed: int
-    place: Place = Place()
+    place: Place = HERE
     difference: str = field(default="", compare=False)
     """What tells its configuration from others of the same name in the study."""
 

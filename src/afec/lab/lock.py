@@ -1,6 +1,6 @@
 """One process at a time in a directory: a lock that opens when its holder ends, however it ends, and that says who holds it.
 
-The file `lock` is held by the system (`flock`). A file system may have no such locks: then the existence of `lock-held` counts. A
+The file `lock` is held by the system (`flock`). Where a file system has no such locks, the existence of `lock-held` counts. A
 holder of this host that is gone is noticed; one of another host cannot be, and whoever waits is told which file to delete.
 """
 

@@ -15,7 +15,7 @@ from afec.lab.config import RunConfig
 from afec.lab.directory import RunDirectory
 from afec.lab.process_memory import peak_memory_mb, reset_peak_memory
 
-__all__ = ["Place", "run"]
+__all__ = ["HERE", "Place", "run"]
 
 CHECKPOINT_SECONDS = 30.0
 BETWEEN = 20  # times as long as writing a checkpoint took, at least: AlexNet's has gigabytes
@@ -31,6 +31,10 @@ class Place:
     """The data directory; by default the one of this machine."""
 
 
+HERE = Place()
+"""Where the configuration says, with the data of this machine."""
+
+
 def run(
     config: RunConfig,
     seed: int,
@@ -41,7 +45,7 @@ def run(
     on_saved: Callable[[RunDirectory], None] | None = None,
     stop: Stop = NEVER,
     patient: bool = True,
-    place: Place = Place(),
+    place: Place = HERE,
 ) -> RunDirectory:
     """Run to the end, from the last checkpoint where there is one; a finished run is not run again.
 

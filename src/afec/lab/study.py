@@ -11,7 +11,7 @@ from afec.experiments import Context, Experiment
 from afec.lab.config import grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, Watcher, execute, labelled
-from afec.lab.run import Place
+from afec.lab.run import HERE, Place
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
 
 __all__ = ["check_runnable", "plan", "study", "unfinished"]
@@ -24,7 +24,7 @@ def plan(
     scale: str = FULL,
     sets: Sequence[str] = (),
     tuned: Changes | None = None,
-    place: Place = Place(),
+    place: Place = HERE,
 ) -> list[Job]:
     """The jobs, seed by seed, so that a study that is stopped has whole comparisons for its first seeds."""
     used = {term for method in methods for term in method.partition("@")[0].split("+")}
@@ -72,14 +72,14 @@ def study(
     workers: int | None = None,
     watcher: Watcher | None = None,
     board: Path | None = None,
-    place: Place = Place(),
+    place: Place = HERE,
 ) -> list[Outcome]:
     """Run everything that is not done yet, one process per core (or GPU); what `afec run` does."""
     jobs = plan(benchmarks, methods, seeds, scale, sets, tuned, place)
     return execute(jobs, root, workers or 0, watcher, board=board)
 
 
-def unfinished(root: Path, place: Place = Place()) -> list[Job]:
+def unfinished(root: Path, place: Place = HERE) -> list[Job]:
     """The runs under `root` that were begun and not finished; a damaged one is named, and stops no other."""
     jobs = []
     faults: list[RunError] = []
