@@ -21,7 +21,7 @@ from PIL import Image
 from afec import AFEC, EWC
 from afec.data.cache import ImageCache, open_images
 from afec.guard import Guard
-from afec.lab.memory import peak_memory_mb, reset_peak_memory
+from afec.lab.process_memory import peak_memory_mb, reset_peak_memory
 from afec.learner import Learner, Machine, Schedule
 from afec.nets import MultiHead, make_backbone
 from afec.streams import Task

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from afec.experiments import Score
 from afec.files import write_text
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve
-from afec.lab.directory import Row
 from afec.report.page import page
 from afec.report.reading import read
 
@@ -33,20 +33,21 @@ def write_runs(root: Path, runs: int, tasks: int, epochs: int, apart: bool = Fal
         write_text(run.path / "config.toml", config.to_toml())
         write_text(run.path / "env.json", json.dumps({"afec": "0.1.0", "torch": "2.13.0", "host": "bench"}))
         table = chance.uniform(0.2, 0.8, (tasks + 1, tasks))
-        run.write_accuracy(
-            [Row(i, j + 1, f"task {j + 1}", 0.5, table[i, j]) for i in range(tasks + 1) for j in range(tasks)]
+        run.write_scores(
+            [Score(i, j + 1, f"task {j + 1}", 0.5, table[i, j], 500) for i in range(tasks + 1) for j in range(tasks)]
         )
         lines = []
         for task in range(1, tasks + 1):
             lines += [
                 {
-                    "event": "epoch",
+                    "event": "progress",
+                    "unit": "epoch",
                     "task": task,
                     "phase": "train",
-                    "epoch": e,
+                    "number": e + 1,
                     "lr": 1e-3,
-                    "train_loss": 1.0,
-                    "validation_loss": 1.1,
+                    "loss": 1.1,
+                    "best": False,
                 }
                 for e in range(epochs)
             ]

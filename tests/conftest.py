@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import settings
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from afec.lab import engine
-from afec.lab.workers import Said
+from pool_here import PoolHere
 
 torch.set_num_threads(1)
 # Timings are noise on a shared machine, so no deadline; the same examples every time, so no flaky run.
@@ -52,31 +51,4 @@ def _no_global_hook_survives() -> Iterator[None]:
 @pytest.fixture
 def in_process(monkeypatch):
     """The engine's workers are this process: its logic stays, the seconds for starting processes go."""
-
-    class Here:
-        """As `Workers`, without processes."""
-
-        free = 1
-
-        def __init__(self, count, gpus=()):
-            self.said = []
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *exception):
-            pass
-
-        @property
-        def busy(self):
-            return len(self.said)
-
-        def start(self, place, work):
-            speaker = SimpleNamespace(say=lambda what, content: self.said.append(Said(what, place, content)))
-            self.said.append(Said("over", place, work(speaker)))
-
-        def hear(self, timeout):
-            said, self.said = self.said, []
-            return said
-
-    monkeypatch.setattr(engine, "Workers", Here)
+    monkeypatch.setattr(engine, "LocalPool", lambda count, gpus=(): PoolHere())

@@ -40,40 +40,41 @@ def wait_until(condition, seconds=120):
         time.sleep(0.02)
 
 
-def accuracies(root):
-    return {found.path.relative_to(root): (found.path / "accuracy.csv").read_bytes() for found in find_runs(root)}
+def all_scores(root):
+    """The bytes of scores.csv of every run."""
+    return {found.path.relative_to(root): (found.path / "scores.csv").read_bytes() for found in find_runs(root)}
 
 
-def heard(pool):
-    """What workers say next."""
-    said = []
-    while not said:
-        said = list(pool.hear(1))
-    return said
+def polled(pool):
+    """The next messages of a pool."""
+    messages = []
+    while not messages:
+        messages = list(pool.poll(1))
+    return messages
 
 
 # What workers can be given.
 
 
-def sleep(speaker):
+def sleep(channel):
     time.sleep(600)
 
 
-def speak_until_stopped(speaker):
-    while True:
-        speaker.say("waits", "Godot")
+def send_until_stopped(channel):
+    while not channel.stop.asked:
+        channel.send("waiting", "Godot")
         time.sleep(0.01)
 
 
-def leave(speaker):
+def leave(channel):
     raise SystemExit(3)
 
 
-def tell_gpu(speaker):
+def tell_gpu(channel):
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def tell_number(speaker):
+def tell_number(channel):
     return os.getpid()
 
 

@@ -30,7 +30,7 @@ from afec.lab import (
     unfinished,
 )
 from afec.methods.expression import METHODS
-from small_processes import accuracies, afec, alive, wait_until
+from small_processes import afec, alive, all_scores, wait_until
 
 SMALL = ["--scale", "smoke", "--set", "stream.sizes=[2,2]", "training.max_epochs=2"]
 LONG = ["--scale", "smoke", "--set", "stream.sizes=[2,2,2]", "training.max_epochs=60", "training.patience=off"]
@@ -104,12 +104,12 @@ def test_python_and_command_line_give_the_same_numbers(in_process, tmp_path):
     methods = ["finetune", "ewc+afec"]
     assert main(["run", "digits", *SMALL, "--seeds", "2", "--runs", str(tmp_path / "cli"), "--method", *methods]) == 0
     study(["digits"], methods, [0, 1], scale="smoke", sets=SMALL[3:], root=tmp_path / "python", workers=1)
-    found = accuracies(tmp_path / "cli")
+    found = all_scores(tmp_path / "cli")
     assert len(found) == 4
-    assert accuracies(tmp_path / "python") == found
+    assert all_scores(tmp_path / "python") == found
     for job in plan(["digits"], methods, [0, 1], "smoke", SMALL[3:]):
         run(job.config, job.seed, tmp_path / "run")
-    assert accuracies(tmp_path / "run") == found
+    assert all_scores(tmp_path / "run") == found
 
 
 def test_a_grid_runs_every_combination_and_tells_them_apart(in_process, tmp_path, capsys):
@@ -487,7 +487,7 @@ def test_resume_finishes_what_was_begun(in_process, tmp_path, capsys):
     shown = capsys.readouterr()
     assert "2 runs on " in shown.out
     assert "│ ewc+afec" in shown.out
-    assert accuracies(tmp_path / "stopped") == accuracies(tmp_path / "whole")
+    assert all_scores(tmp_path / "stopped") == all_scores(tmp_path / "whole")
     before = stamps(tmp_path / "stopped")
     assert main(["resume", str(tmp_path / "stopped")]) == 0
     assert "nothing to resume: every run under" in capsys.readouterr().out
@@ -520,9 +520,9 @@ def test_the_number_of_workers_changes_no_byte(in_process, tmp_path):
     out, error = process.communicate()
     assert (process.returncode, error) == (0, "")
     assert "4 runs on 2 processes" in out
-    found = accuracies(tmp_path / "here")
+    found = all_scores(tmp_path / "here")
     assert len(found) == 4
-    assert accuracies(tmp_path / "two") == found
+    assert all_scores(tmp_path / "two") == found
 
 
 @pytest.fixture
@@ -560,7 +560,7 @@ def goes_on_to_the_same_bytes(tmp_path):
     )
     for job in jobs:
         run(job.config, 0, tmp_path / "whole")
-    assert accuracies(tmp_path / "runs") == accuracies(tmp_path / "whole")
+    assert all_scores(tmp_path / "runs") == all_scores(tmp_path / "whole")
 
 
 @pytest.mark.slow

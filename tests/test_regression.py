@@ -145,7 +145,7 @@ def test_cifar10_that_cannot_be_is_refused(cifar, wrong, message):
 def accuracy_of(tmp_path, expression="finetune", **sets):
     """A smoke run on what AFEC_DATA has."""
     config = resolve(load_benchmark("cifar10-regression"), expression, "smoke", sets)
-    return (run(config, 0, tmp_path / "runs").path / "accuracy.csv").read_text()
+    return (run(config, 0, tmp_path / "runs").path / "scores.csv").read_text()
 
 
 @pytest.fixture

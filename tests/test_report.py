@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from afec.experiments.supervised import build
 from afec.files import save_tree
-from afec.lab import RunDirectory, build
+from afec.lab import RunDirectory
 from afec.report import Panel, draw_circles, mean_and_std, paired
 from afec.report.canvas import canvas, save
 from afec.report.paired import number

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import tomllib
 
 import pytest
 
 from afec.cli import main
+from afec.experiments.supervised import write_transfers
 from afec.lab import RunDirectory, find_runs, resolve, run
 from afec.lab.spec import SpecError, load_benchmark, parse_benchmark
 from afec.learner import LinearProbe
+from afec.report.reading import read
 from afec.report.strength import strengths
 from afec.report.table import lines, problems
+from stopped_runs import run_until
+from written_runs import after_two, written
 
 SMOKE = ["run", "digits-regression", "--scale", "smoke", "--seeds", "2", "--set", "training.max_epochs=1"]
 
@@ -171,7 +176,7 @@ def test_unfinished_failed_and_damaged_runs_are_counted(runs, tmp_path, capsys):
 
 def test_transfer_is_written_shown_and_read_back(runs):
     directory = next(d for d in find_runs(runs) if d.config.stream["setting"] == "transfer")
-    found = directory.transfers()
+    found = read(directory.config, directory).transfers
     assert [t.name for t in found] == [f"arrangement 1 turned by {d}°" for d in (60, 120, 180, 240, 300)]
     (row,) = [row for _, group in problems(lines([(directory.config, directory)])) for row in group]
     assert row.values("transfer") == pytest.approx([sum(t.test for t in found) / 5])
@@ -181,31 +186,29 @@ def test_transfer_is_written_shown_and_read_back(runs):
 
 def test_a_run_that_stops_in_its_transfer_ends_as_one_that_did_not(runs, tmp_path):
     whole = next(d for d in find_runs(runs) if d.config.stream["setting"] == "transfer")
-    told = []
-
-    def stop(phase):
-        told.append(phase.phase)
-        if told.count("transfer") == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(whole.config, 0, tmp_path, stop)
+    run_until(lambda seen: [one.phase for one in seen].count("transfer") == 2, whole.config, tmp_path)
     assert not (RunDirectory.of(tmp_path, whole.config, 0).path / "transfer.csv").exists()
     again = run(whole.config, 0, tmp_path)
-    for name in ("accuracy.csv", "transfer.csv"):
+    for name in ("scores.csv", "transfer.csv"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert [task["task"] for task in again.tasks()] == [1, 2]
 
 
-def test_a_damaged_transfer_file_is_named(tmp_path):
-    from afec.lab import RunError
-
-    directory = RunDirectory(tmp_path)
-    directory.write_transfer([LinearProbe("a, b", 0.25, 0.5, 3)])
-    assert directory.transfers() == [LinearProbe("a, b", 0.25, 0.5, 3)]
-    (tmp_path / "transfer.csv").write_text("name,validation,test,epochs\na,x,0.5,3\n")
-    with pytest.raises(RunError, match=r"transfer.csv cannot be read"):
-        directory.transfers()
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("a,x,0.5,3", "could not convert"), ("a,0.5,7.5,3", "an accuracy is no fraction from 0 to 1")],
+)
+def test_a_damaged_transfer_file_is_named(tmp_path, line, words):
+    config, directory = written(tmp_path, "finetune", 0, after_two(0.5, 0.7))
+    write_transfers(directory.path, [LinearProbe("a, b", 0.25, 0.5, 3), LinearProbe("c", math.nan, 0.75, 4)])
+    found = read(config, directory).transfers
+    assert found[0] == LinearProbe("a, b", 0.25, 0.5, 3)
+    assert (found[1].name, math.isnan(found[1].validation), found[1].test) == ("c", True, 0.75)
+    (directory.path / "transfer.csv").write_text(f"name,validation,test,epochs\n{line}\n")
+    damaged = read(config, directory)
+    assert damaged.state == "damaged"
+    assert f"{directory.path / 'transfer.csv'} cannot be read" in damaged.fault
+    assert words in damaged.fault
 
 
 # -- cases ----------------------------------------------------------------------------------------------------------
@@ -293,18 +296,18 @@ def test_a_report_from_inside_the_runs(runs, monkeypatch, capsys):
 
 
 def damaged_number(directory):
-    file = directory.path / "accuracy.csv"
-    file.write_text(re.sub(r"(?m)^(2,1,.*),[\d.]+$", r"\1,7.5", file.read_text()))
+    file = directory.path / "scores.csv"
+    file.write_text(re.sub(r"(?m)^(2,1,.*),[\d.]+,(\d+)$", r"\1,7.5,\2", file.read_text()))
 
 
 def huge_task(directory):
-    with (directory.path / "accuracy.csv").open("a") as file:
-        file.write("2,200000,x,0.1,0.1\n")
+    with (directory.path / "scores.csv").open("a") as file:
+        file.write("2,200000,x,0.1,0.1,9\n")
 
 
 def long_field(directory):
-    with (directory.path / "accuracy.csv").open("a") as file:
-        file.write(f"2,1,{'x' * 200_000},0.1,0.1\n")
+    with (directory.path / "scores.csv").open("a") as file:
+        file.write(f"2,1,{'x' * 200_000},0.1,0.1,9\n")
 
 
 def event_without_epochs(directory):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from afec.experiments import Score
 from afec.lab import RunDirectory
-from afec.lab.directory import Row as Accuracy
 
 SCRIPT = Path(__file__).parent.parent / "results" / "digits-regression" / "study.py"
 
@@ -26,7 +26,7 @@ def finished(study, row, seed, validation, test=0.5):
     job = row.job(seed)
     run = RunDirectory.of(study.runs, job.config, seed)
     run.begin(job.config)
-    run.write_accuracy([Accuracy(2, task, f"task {task}", validation, test) for task in (1, 2)])
+    run.write_scores([Score(2, task, f"task {task}", validation, test, 100) for task in (1, 2)])
     run.finish(0.0)
 
 

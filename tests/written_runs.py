@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 
+from afec.experiments import Score
 from afec.files import write_text
 from afec.lab import RunDirectory, load_benchmark, resolve
-from afec.lab.directory import Row
 from afec.lab.spec import merged
 
 PLACE = {"afec": "0.1.0", "python": "3.11", "torch": "2.13.0", "numpy": "2", "commit": "", "host": "here", "threads": 1}
@@ -21,7 +21,7 @@ def written(root, method, seed, matrix, /, epochs=(4, 4), theta_e=(0, 0), benchm
     write_text(directory.path / "config.toml", config.to_toml())
     write_text(directory.path / "env.json", json.dumps(PLACE))  # `begin` asks git, which takes longer than all the rest
     rows = [(i, j) for i in range(len(matrix)) for j in range(len(matrix[0])) if not math.isnan(matrix[i][j])]
-    directory.write_accuracy([Row(i, j + 1, f"task {j + 1}", 0.5, matrix[i][j]) for i, j in rows])
+    directory.write_scores([Score(i, j + 1, f"task {j + 1}", 0.5, matrix[i][j], 100) for i, j in rows])
     directory.append_events(
         [
             {"event": "task", "task": n + 1, "epochs": one, "epochs_theta_e": other, "samples": 100 * (one + other)}

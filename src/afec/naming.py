@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
-__all__ = ["HasOptions", "check_section", "did_you_mean", "fault", "unknown", "with_defaults"]
+__all__ = ["HasOptions", "check_section", "did_you_mean", "fault", "load_object", "unknown", "with_defaults"]
 
 
 class HasOptions(Protocol):
@@ -33,7 +38,7 @@ def did_you_mean(given: str, valid: Iterable[str]) -> str:
 def unknown(what: str, given: str, valid: Iterable[str]) -> str:
     """The message for a name that is none of `valid`."""
     valid = sorted(valid)
-    return f"unknown {what} '{given}'{did_you_mean(given, valid) or '.'} There is: {', '.join(valid) or 'none'}"
+    return f"unknown {what} '{given}'{did_you_mean(given, valid) or '.'} Known: {', '.join(valid) or 'none'}"
 
 
 def fault(kind: str, known: Mapping[str, HasOptions], name: str, options: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -62,3 +67,38 @@ def check_section(kind: str, known: Mapping[str, HasOptions], section: Mapping[s
     options = {key: value for key, value in section.items() if key != "name"}
     if found := fault(kind, known, section["name"], options):
         raise ValueError(f"{kind}.{found[0]}: {found[1]}")
+
+
+def load_object(place: str) -> Any:
+    """What `module:Name` or `path/to/file.py:Name` stands for; a ValueError says what was not found."""
+    where, _, name = place.rpartition(":")
+    if not where or not name.isidentifier():
+        raise ValueError(f"'{place}': expected module:Name or path/to/file.py:Name")
+    try:
+        module = _module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except ImportError as error:
+        raise ValueError(f"'{place}': there is no module {where} to import ({error})") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        known = [key for key in vars(module) if not key.startswith("_")]
+        raise ValueError(f"'{place}': {where} has no {name}{did_you_mean(name, known) or '.'}") from None
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """A file as a module, executed once in a process; its name is the same in every process, so that it can be pickled."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
+    name = f"afec_file_{path.resolve().as_posix().strip('/').removesuffix('.py').replace('/', '_').replace('.', '_')}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

@@ -7,14 +7,16 @@ run without them see the same random numbers outside.
 from __future__ import annotations
 
 import hashlib
+import platform
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 
-__all__ = ["forked", "reseed", "seed_from"]
+__all__ = ["forked", "processor", "reseed", "seed_from"]
 
 
 def seed_from(*keys: object) -> int:
@@ -45,3 +47,13 @@ def forked(seed: int, device: torch.device | None = None) -> Iterator[torch.Gene
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+
+def processor() -> str:
+    """The model of the processor, where the system tells: numbers are the same bit for bit on one model only."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

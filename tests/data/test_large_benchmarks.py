@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from afec.lab.grids import search_space
 from official_layouts import write_cub, write_image_folder
 from torch import nn
 
 from afec.cli import main
+from afec.experiments.supervised import training_of
 from afec.fisher import Problem, estimate
 from afec.lab import find_runs
 from afec.lab.config import RunConfig, resolve
-from afec.lab.grids import search_space
 from afec.lab.spec import load_benchmark
 from afec.learner import Fit, Learner, Machine, Memo, Schedule
 from afec.learner.tasks import Batches, BatchLoss
@@ -82,11 +83,11 @@ def test_the_papers_strengths_stand_there_for_our_fisher(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_papers_schedule(name):
     benchmark = load_benchmark(name)
-    schedule = resolve(benchmark, "finetune").schedule
+    schedule, _ = training_of(resolve(benchmark, "finetune").training)
     assert (schedule.optimizer, schedule.momentum, schedule.lr, schedule.batch_size) == ("sgd", 0.9, 0.005, 64)
     assert (schedule.max_epochs, schedule.lr_steps, schedule.decay, schedule.weight_decay) == (40, (0.75,), 10, 0)
     schedule.check_without_validation()
-    longer = resolve(benchmark, "ewc@equal-compute").schedule
+    longer, _ = training_of(resolve(benchmark, "ewc@equal-compute").training)
     assert longer.max_epochs == 80
     assert [epoch for epoch in range(81) if longer.steps_after(epoch)] == [60]
     official = resolve(benchmark, "ewc+afec@official").settings["afec"]
@@ -98,14 +99,13 @@ def test_the_papers_schedule(name):
     assert full.net["pretrained"] == ("all" if name == "cub200-pretrained" else "none")
 
 
-def test_a_config_with_steps_comes_back_from_its_file_and_one_without_keeps_its_hash():
+def test_a_config_with_steps_comes_back_from_its_file_and_has_a_hash_of_its_own():
     config = resolve(load_benchmark("cub200"), "ewc")
     again = RunConfig.from_toml(config.to_toml())
-    assert (again.hash, again.schedule) == (config.hash, config.schedule)
+    assert (again.hash, training_of(again.training)) == (config.hash, training_of(config.training))
     plain = resolve(load_benchmark("digits"), "ewc")
     before = {key: value for key, value in plain.training.items() if key != "lr_steps"}
-    assert replace(plain, training=before).hash == plain.hash  # runs of the time before there were steps
-    assert replace(plain, training=before).schedule == plain.schedule
+    assert training_of(before) == training_of(plain.training)
     assert replace(plain, training={**before, "lr_steps": (0.5,)}).hash != plain.hash
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from small_lab import TEXT
-
 from afec.lab.spec import parse_benchmark
 from afec.lab.tuning import Plan
+from small_lab import TEXT
 
 GRIDS = """
 [tune.ewc]

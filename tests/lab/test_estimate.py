@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from small_lab import quick_config, quick_file
 
 from afec.cli import main
 from afec.files import write_text
-from afec.lab import Job, RunDirectory, memory
+from afec.lab import Job, RunDirectory, process_memory
 from afec.lab.estimate import Estimate, estimate
+from small_lab import quick_config, quick_file
 
 
 def finished(root, seconds, name="ewc", seed=0, scale="tiny", **sections):
@@ -113,28 +113,28 @@ def test_a_dry_run_refuses_what_a_run_refuses(tmp_path, capsys):
 
 
 def test_peak_memory_is_of_this_run_and_in_megabytes():
-    memory.reset_peak_memory()
-    before = memory.peak_memory_mb()
+    process_memory.reset_peak_memory()
+    before = process_memory.peak_memory_mb()
     block = bytearray(64 * 2**20)
     block[::4096] = b"x" * len(block[::4096])  # touched, so that it is there
-    peak = memory.peak_memory_mb()
+    peak = process_memory.peak_memory_mb()
     assert 20 < before < 100_000
     assert peak >= 64
     del block
-    assert memory.peak_memory_mb() >= peak - 1  # a peak does not go down by itself
+    assert process_memory.peak_memory_mb() >= peak - 1  # a peak does not go down by itself
 
 
 def test_peak_memory_from_what_the_system_says(tmp_path, monkeypatch):
     (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t  204800 kB\nThreads:\t1\n")
-    monkeypatch.setattr(memory, "STATUS", tmp_path / "status")
-    assert memory.peak_memory_mb() == 200
-    monkeypatch.setattr(memory, "STATUS", tmp_path / "gone")
-    monkeypatch.setattr(memory, "CLEAR", tmp_path / "gone" / "too")
-    memory.reset_peak_memory()  # it cannot, and says nothing
+    monkeypatch.setattr(process_memory, "STATUS", tmp_path / "status")
+    assert process_memory.peak_memory_mb() == 200
+    monkeypatch.setattr(process_memory, "STATUS", tmp_path / "gone")
+    monkeypatch.setattr(process_memory, "CLEAR", tmp_path / "gone" / "too")
+    process_memory.reset_peak_memory()  # it cannot, and says nothing
     resource = pytest.importorskip("resource")
     usage = type("Usage", (), {"ru_maxrss": 300 * 2**20})
     monkeypatch.setattr(resource, "getrusage", lambda who: usage)
-    monkeypatch.setattr(memory.sys, "platform", "darwin")
-    assert memory.peak_memory_mb() == 300
-    monkeypatch.setattr(memory.sys, "platform", "linux")
-    assert memory.peak_memory_mb() == 300 * 1024
+    monkeypatch.setattr(process_memory.sys, "platform", "darwin")
+    assert process_memory.peak_memory_mb() == 300
+    monkeypatch.setattr(process_memory.sys, "platform", "linux")
+    assert process_memory.peak_memory_mb() == 300 * 1024

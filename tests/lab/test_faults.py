@@ -10,56 +10,46 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from small_lab import quick_config, quick_file
 
 from afec import files
 from afec.cli import main
+from afec.experiments import supervised
 from afec.files import load_tree
 from afec.lab import Job, RunDirectory, RunError, execute, find_runs, lock, plan, run, unfinished
 from afec.report.picture import draw_study
 from afec.report.table import lines
+from small_lab import quick_config, quick_file
+from stopped_runs import in_task, run_until
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The bytes of accuracy.csv of a run that nothing has disturbed."""
+    """The bytes of scores.csv of a run that nothing has disturbed."""
     root, known = tmp_path_factory.mktemp("whole"), {}
 
-    def accuracy(method="ewc", seed=0, scale="three"):
+    def scores(method="ewc", seed=0, scale="three"):
         key = (method, seed, scale)
         if key not in known:
             known[key] = numbers(run(quick_config(method, scale), seed, root))
         return known[key]
 
-    return accuracy
+    return scores
 
 
 def numbers(found):
-    return (found.path / "accuracy.csv").read_bytes()
+    return (found.path / "scores.csv").read_bytes()
 
 
-class Stop(BaseException):
-    pass
-
-
-def stopped(root, task=2, method="ewc", seed=0):
-    """A run that was stopped inside of this task, counted from 0; with two checkpoints."""
-
-    def stop(phase):
-        if phase.task == task:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run(quick_config(method, "three"), seed, root, stop)
-    return RunDirectory.of(root, quick_config(method, "three"), seed)
+def stopped(root, seed=0):
+    """A run that was stopped inside of its last task; with two checkpoints."""
+    run_until(in_task(2), quick_config("ewc", "three"), root, seed)
+    return RunDirectory.of(root, quick_config("ewc", "three"), seed)
 
 
 # -- two at once --------------------------------------------------------------------------------------------------
@@ -69,16 +59,13 @@ def test_a_second_process_waits_while_a_run_is_locked(tmp_path, monkeypatch, who
     expected, config = whole(), quick_config("ewc", "three")
     found, waiting = RunDirectory.of(tmp_path, config, 0), threading.Event()
 
-    def sleep(seconds):
-        waiting.set()
-        time.sleep(0.01)
-
-    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=sleep))
-    thread = threading.Thread(target=run, args=(config, 0, tmp_path))
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.01)
+    options = {"on_wait": lambda holder: waiting.set()}
+    thread = threading.Thread(target=run, args=(config, 0, tmp_path), kwargs=options)
     with found.locked():
         thread.start()
         assert waiting.wait(60)
-        assert [file.name for file in found.path.iterdir()] == ["lock"]  # it has touched nothing
+        assert {file.name for file in found.path.iterdir()} == {"lock", "lock-holder"}  # it has touched nothing
     thread.join(120)
     assert found.done
     assert numbers(found) == expected
@@ -90,7 +77,7 @@ def test_of_two_at_once_one_runs_and_both_have_the_result(tmp_path, monkeypatch,
     results = []
 
     def work():
-        results.append(run(config, 0, tmp_path, lambda phase: trained.add(threading.get_ident())))
+        results.append(run(config, 0, tmp_path, lambda progress: trained.add(threading.get_ident())))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
@@ -157,7 +144,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint(where, in_process, tm
 def test_a_line_that_a_full_disk_has_cut_costs_no_number(tmp_path, whole):
     found = stopped(tmp_path)
     with (found.path / "events.jsonl").open("a") as file:
-        file.write('{"event": "epoch", "ta')
+        file.write('{"event": "progress", "ta')
     run(quick_config("ewc", "three"), 0, tmp_path)
     assert numbers(found) == whole()
     assert [task["task"] for task in found.tasks()] == [1, 2, 3]
@@ -240,23 +227,23 @@ def test_a_garbled_configuration_is_named_and_stops_no_other(garbage, in_process
     assert numbers(bad) == whole(seed=0)
 
 
-def test_wherever_accuracy_csv_is_cut_it_is_seen(tmp_path):
+def test_wherever_scores_csv_is_cut_it_is_seen(tmp_path):
     for method in ("ewc", "scratch"):
         found = run(quick_config(method, "tiny"), 0, tmp_path)
         data, matrix = numbers(found), found.matrix()
         for length in range(len(data)):
-            (found.path / "accuracy.csv").write_bytes(data[:length])
-            with pytest.raises(RunError, match=r"accuracy.csv (cannot be read|is not whole)"):
+            (found.path / "scores.csv").write_bytes(data[:length])
+            with pytest.raises(RunError, match=r"scores.csv (cannot be read|is not whole)"):
                 found.matrix()
-        (found.path / "accuracy.csv").write_bytes(data)
+        (found.path / "scores.csv").write_bytes(data)
         np.testing.assert_array_equal(found.matrix(), matrix)
 
 
 def test_impossible_rows_are_seen(tmp_path):
     found = run(quick_config("ewc", "tiny"), 0, tmp_path)
-    for row in ("9,1,x,0.5,0.5", "-1,1,x,0.5,0.5", "1,0,x,0.5,0.5"):
-        (found.path / "accuracy.csv").write_text(f"after,task,name,validation,test\n{row}\n")
-        with pytest.raises(RunError, match="accuracy.csv is not whole"):
+    for row in ("9,1,x,0.5,0.5,9", "-1,1,x,0.5,0.5,9", "1,0,x,0.5,0.5,9"):
+        (found.path / "scores.csv").write_text(f"after,task,name,validation,test,size\n{row}\n")
+        with pytest.raises(RunError, match="scores.csv is not whole"):
             found.matrix()
 
 
@@ -265,8 +252,8 @@ def test_tables_and_pictures_leave_damaged_runs_out_and_name_them(method, tmp_pa
     pairs = [(quick_config(m, "tiny"), seed) for m in ("ewc", "scratch") for seed in (0, 1)]
     runs = [(config, run(config, seed, tmp_path)) for config, seed in pairs]
     (bad,) = [found for config, found in runs if config.method == method and found.seed == 0]
-    (bad.path / "accuracy.csv").write_bytes(numbers(bad)[:-9])
-    named = rf"skipped: .*{method}/.*seed0/accuracy.csv cannot be read .* move the directory away"
+    (bad.path / "scores.csv").write_bytes(numbers(bad)[:-2])
+    named = rf"skipped: .*{method}/.*seed0/scores.csv cannot be read .* move the directory away"
     with pytest.warns(RuntimeWarning, match=named):
         rows = {line.config.method: line for line in lines(runs)}
     assert sorted(rows[method].metrics) == [1]
@@ -287,9 +274,9 @@ def test_a_study_with_a_damaged_run_still_shows_its_table(in_process, tmp_path, 
     command += ["--runs", str(tmp_path / "runs")]
     assert main(command) == 0
     capsys.readouterr()
-    file = find_runs(tmp_path / "runs")[0].path / "accuracy.csv"
+    file = find_runs(tmp_path / "runs")[0].path / "scores.csv"
     file.write_text(file.read_text()[:-3])
-    with pytest.warns(RuntimeWarning, match="seed0/accuracy.csv cannot be read"):
+    with pytest.warns(RuntimeWarning, match="seed0/scores.csv cannot be read"):
         assert main(command) == 0
     assert "mean ± std of 1 seeds" in capsys.readouterr().out
 
@@ -301,8 +288,8 @@ def test_where_every_run_is_damaged_there_is_no_picture_and_no_traceback(in_proc
     (tmp_path / "p.png").unlink()
     capsys.readouterr()
     for found in find_runs(tmp_path / "runs"):
-        (found.path / "accuracy.csv").write_text("")
-    with pytest.warns(RuntimeWarning, match="accuracy.csv is not whole|accuracy.csv cannot be read"):
+        (found.path / "scores.csv").write_text("")
+    with pytest.warns(RuntimeWarning, match="scores.csv is not whole|scores.csv cannot be read"):
         assert main(command) == 0
     assert "no picture: no method's run is finished and whole" in capsys.readouterr().out
     assert not (tmp_path / "p.png").exists()
@@ -325,15 +312,14 @@ def test_where_every_run_is_damaged_there_is_no_picture_and_no_traceback(in_proc
     ],
 )
 def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(split, error, in_process, tmp_path, monkeypatch):
-    module = sys.modules["afec.lab.run"]
-    real = module.build
+    real = supervised.build
 
-    def build(config, seed):
-        stream, net = real(config, seed)
+    def build(setup, seed):
+        stream, net = real(setup, seed)
         getattr(stream.tasks[1], split).inputs.fill_(torch.nan)
         return stream, net
 
-    monkeypatch.setattr(module, "build", build)
+    monkeypatch.setattr(supervised, "build", build)
     (outcome,) = execute([Job(quick_config("ewc", "three"), 0)], tmp_path, 1)
     assert error in outcome.error.splitlines()[-1]
     assert outcome.error == outcome.directory.failure
@@ -341,7 +327,7 @@ def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(split, error, 
     assert (state["tasks_done"], faults) == (1, [])
     assert all(torch.isfinite(leaf).all() for leaf in flat(state) if leaf.is_floating_point())
     assert not outcome.directory.done
-    assert {row.after for row in outcome.directory.rows()} == {0, 1}
+    assert {score.after for score in outcome.directory.scores()} == {0, 1}
 
 
 # -- data that disappear ------------------------------------------------------------------------------------------
@@ -387,7 +373,7 @@ def test_a_dataset_that_disappears_fails_what_needs_it_and_loses_nothing(in_proc
     class Remove:
         """Takes the data away in the middle of the first run."""
 
-        def on_phase(self, place, job, phase):
+        def on_progress(self, index, job, progress):
             if data.exists():
                 data.rename(away)
 
@@ -397,12 +383,7 @@ def test_a_dataset_that_disappears_fails_what_needs_it_and_loses_nothing(in_proc
         def on_tick(self):
             pass
 
-    def stop(phase):
-        if phase.task == 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run(jobs[2].config, 2, tmp_path / "runs", stop)
+    run_until(in_task(1), jobs[2].config, tmp_path / "runs", seed=2)
     first, *others = execute(jobs[:1], tmp_path / "runs", 1, Remove()) + execute(jobs[1:], tmp_path / "runs", 1)
     assert first.error is None  # it had its images
     assert numbers(first.directory) == expected[0]

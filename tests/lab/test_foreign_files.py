@@ -10,12 +10,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_lab import quick_config
 
 import afec
+from afec.experiments import StoppedError
+from afec.experiments.supervised import build, training_of
 from afec.files import FileError, load_tree, save_tree
-from afec.lab import RunDirectory, build, find_runs, load_benchmark, resolve, run
+from afec.lab import RunDirectory, find_runs, load_benchmark, resolve, run
 from afec.report.picture import draw_study
+from small_lab import quick_config
+from stopped_runs import Token, in_task, run_until
 
 LEAVES = st.one_of(
     st.none(),
@@ -74,10 +77,6 @@ def named(file):
             raise AssertionError("it does not name the file") from error
 
 
-class Stop(BaseException):
-    pass
-
-
 CONFIG = quick_config("ewc", "three")
 
 
@@ -85,13 +84,7 @@ CONFIG = quick_config("ewc", "three")
 def stopped(tmp_path_factory):
     """A run in its second task, and its two checkpoints."""
     root = tmp_path_factory.mktemp("runs")
-
-    def stop(phase):
-        if phase.task == 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run(CONFIG, 0, root, stop)
+    run_until(in_task(1), CONFIG, root)
     found = RunDirectory.of(root, CONFIG, 0)
     return (
         found,
@@ -103,16 +96,16 @@ def stopped(tmp_path_factory):
 @pytest.fixture(scope="module")
 def saved(stopped):
     """A learner as `Learner.save` writes it, in the middle of a task."""
-    return {"afec": "learner", **stopped[1]["learner"]}
+    return {"afec": "learner", **stopped[1]["experiment"]}
 
 
 # What a guard and an optimiser keep for a task in its middle is looked at when that task goes on; its checksum was right.
-INSIDE = {("learner", "inside"), ("learner", "guard")}
+INSIDE = {("experiment", "inside"), ("experiment", "guard")}
 NET = build(CONFIG, 0)[1]
 
 
 def learner():
-    return afec.Learner(copy.deepcopy(NET), afec.EWC(10.0), schedule=CONFIG.schedule, progress=False)
+    return afec.Learner(copy.deepcopy(NET), afec.EWC(10.0), schedule=training_of(CONFIG.training)[0], progress=False)
 
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
@@ -138,14 +131,11 @@ def test_any_checkpoint_is_taken_up_or_named_and_left(data, stopped):
     tree, place = data.draw(changed(state))
     save_tree(found.checkpoint, tree)
 
-    def look(phase):
-        raise Stop
-
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            run(CONFIG, 0, found.path.parents[3], look)
-        except Stop:
+            run(CONFIG, 0, found.path.parents[3], stop=Token(asked=True))
+        except StoppedError:
             pass
         except Exception:
             if place[:2] not in INSIDE:
@@ -163,12 +153,12 @@ def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(stopped, whole_
     save_tree(found.checkpoint, load_tree(other.path / "weights" / "task2.safetensors"))
     with pytest.warns(RuntimeWarning, match="went on from the checkpoint before it: .*it is no checkpoint of this run"):
         run(CONFIG, 0, found.path.parents[3])
-    assert (found.path / "accuracy.csv").read_bytes() == whole_bytes
+    assert (found.path / "scores.csv").read_bytes() == whole_bytes
 
 
 @pytest.fixture(scope="module")
 def whole_bytes(tmp_path_factory):
-    return (run(CONFIG, 0, tmp_path_factory.mktemp("whole")).path / "accuracy.csv").read_bytes()
+    return (run(CONFIG, 0, tmp_path_factory.mktemp("whole")).path / "scores.csv").read_bytes()
 
 
 def test_foreign_files_among_the_shared_trainings_change_nothing(tmp_path, whole_bytes):
@@ -185,7 +175,7 @@ def test_foreign_files_among_the_shared_trainings_change_nothing(tmp_path, whole
         (found,) = find_runs(tmp_path / "quick" / "ewc")
         (found.path / "DONE").unlink()
         again = run(CONFIG, 0, tmp_path)
-        assert (again.path / "accuracy.csv").read_bytes() == whole_bytes, number
+        assert (again.path / "scores.csv").read_bytes() == whole_bytes, number
 
 
 @pytest.mark.slow

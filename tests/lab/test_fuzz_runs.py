@@ -6,7 +6,6 @@ import os
 
 import pytest
 import torch
-from small_lab import TEXT, quick_config
 from torch import nn
 
 import afec
@@ -22,6 +21,7 @@ from afec.report.picture import load_weights
 from afec.report.reading import read
 from afec.streams import Split
 from damaged_files import changed, damaged, reads_or_says, try_all
+from small_lab import TEXT, quick_config
 from written_runs import learned, written
 
 

@@ -6,14 +6,15 @@ import os
 
 import pytest
 import torch
-from small_lab import quick_config, quick_file
 
 from afec.cli import main
-from afec.lab import Job, RunDirectory, available_cores, engine, execute, plan, run
+from afec.lab import Job, Place, RunDirectory, available_cores, engine, execute, plan, run
 from afec.lab.environment import environment
 from afec.lab.gpus import default_workers, shared_gpus
-from afec.lab.workers import Workers
-from small_processes import heard, tell_gpu
+from afec.lab.local_pool import LocalPool
+from small_lab import quick_config, quick_file
+from small_processes import polled, tell_gpu
+from stopped_runs import in_task, run_until
 
 
 @pytest.fixture
@@ -52,18 +53,21 @@ def test_without_any_there_is_nothing_to_share(monkeypatch):
 def test_every_worker_sees_one_in_turn_and_the_successor_of_a_dead_one_the_same(quickly, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     seen = {}
-    with Workers(3, ["4", "7"]) as pool:
-        for place in range(3):
-            pool.start(place, tell_gpu)
+    pool = LocalPool(3, ["4", "7"])
+    try:
+        for index in range(3):
+            pool.start(index, tell_gpu)
         while len(seen) < 3:
-            seen |= {said.place: said.content for said in heard(pool)}
+            seen |= {message.index: message.content for message in polled(pool)}
         pool.slots[1].process.kill()
         pool.slots[1].process.join()
-        for place in range(3, 6):
-            pool.start(place, tell_gpu)
+        for index in range(3, 6):
+            pool.start(index, tell_gpu)
         while len(seen) < 6:
-            seen |= {said.place: said.content for said in heard(pool)}
-    assert [seen[place] for place in range(6)] == ["4", "7", "4"] * 2
+            seen |= {message.index: message.content for message in polled(pool)}
+    finally:
+        pool.stop()
+    assert [seen[index] for index in range(6)] == ["4", "7", "4"] * 2
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
 
 
@@ -75,7 +79,7 @@ def test_a_study_on_cuda_takes_as_many_workers_as_gpus_and_gives_them_out(three_
             asked.append((count, gpus))
             raise InterruptedError
 
-    monkeypatch.setattr(engine, "Workers", Pool)
+    monkeypatch.setattr(engine, "LocalPool", Pool)
     for device, workers, expected in (
         ("cuda", 0, (3, ["0", "1", "2"])),
         ("cuda", 4, (4, ["0", "1", "2"])),
@@ -125,20 +129,11 @@ def test_a_device_that_is_not_there_is_refused_before_anything_runs(tmp_path, ca
     assert not (tmp_path / "runs").exists()
 
 
-class Stop(BaseException):
-    pass
-
-
 def test_a_run_may_go_on_on_another_device_and_says_so(in_process, three_gpus, monkeypatch, tmp_path, capsys):
     config = quick_config("ewc", "three", training={"device": "cuda"})
     here = quick_config("ewc", "three")
 
-    def stop(phase):
-        if phase.task == 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run(config, 0, tmp_path, stop, device="cpu")
+    run_until(in_task(1), config, tmp_path, place=Place("cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["resume", str(tmp_path)]) == 2
     assert "device 'cuda' was asked for, but torch sees no CUDA here" in capsys.readouterr().err
@@ -150,4 +145,4 @@ def test_a_run_may_go_on_on_another_device_and_says_so(in_process, three_gpus, m
         "from here on on cpu, not on cuda"
     ] * 2
     whole = run(here, 0, tmp_path / "whole")
-    assert (found.path / "accuracy.csv").read_bytes() == (whole.path / "accuracy.csv").read_bytes()
+    assert (found.path / "scores.csv").read_bytes() == (whole.path / "scores.csv").read_bytes()

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_lab import TEXT, quick_file
+from afec.lab.hold_out import held_out, holding_out
 
 from afec.cli import main
 from afec.lab import RunDirectory, find_runs, load_benchmark, plan, run
-from afec.lab.hold_out import held_out, holding_out
 from afec.lab.run import build
 from afec.lab.tuning import Plan, tune
 from afec.learner import Learner, Schedule
 from afec.nets import make_backbone
 from afec.streams import STREAMS, StreamRecord, digits
+from small_lab import TEXT, quick_file
 
 FIXED = Schedule(batch_size=16, lr=1e-2, max_epochs=2, patience=None, best_weights=False)
 BARE = TEXT.replace('name = "digits"\ntasks', 'name = "bare"\ntasks', 1).replace("validation = 0.05\n", "").replace(

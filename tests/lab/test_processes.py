@@ -11,20 +11,20 @@ import sys
 from contextlib import ExitStack
 
 import pytest
-from small_lab import quick_config, quick_file
 
 from afec.cli import main
 from afec.lab import Job, RunDirectory, RunError, execute, find_runs, plan, run
-from afec.lab.workers import Workers
+from afec.lab.local_pool import LocalPool
+from small_lab import quick_config, quick_file
 from small_processes import (
     Unreadable,
-    accuracies,
     afec,
     alive,
-    heard,
+    all_scores,
     leave,
+    polled,
+    send_until_stopped,
     sleep,
-    speak_until_stopped,
     tell_number,
     wait_until,
     workers_of,
@@ -34,19 +34,19 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
 
 class Watcher:
-    """Notes everything; `on_first_phase` is called with the job and the process that runs it."""
+    """Notes everything; `on_first_step` is called with the job and the process that runs it."""
 
-    def __init__(self, root=None, on_first_phase=None):
-        self.root, self.on_first_phase = root, on_first_phase
+    def __init__(self, root=None, on_first_step=None):
+        self.root, self.on_first_step = root, on_first_step
         self.outcomes, self.seen, self.waits, self.stops = [], set(), [], []
 
-    def on_phase(self, place, job, phase):
-        if place not in self.seen and self.on_first_phase:
-            name = (RunDirectory.of(self.root, job.config, job.seed).path / "lock").read_text()
-            self.on_first_phase(job, int(re.match(r"process (\d+) on ", name)[1]))
-        self.seen.add(place)
+    def on_progress(self, index, job, progress):
+        if index not in self.seen and self.on_first_step:
+            name = (RunDirectory.of(self.root, job.config, job.seed).path / "lock-holder").read_text()
+            self.on_first_step(job, int(re.match(r"process (\d+) on ", name)[1]))
+        self.seen.add(index)
 
-    def on_wait(self, place, job, holder):
+    def on_wait(self, index, job, holder):
         self.waits.append((job, holder))
 
     def on_outcome(self, outcome):
@@ -61,16 +61,16 @@ class Watcher:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """accuracy.csv of these jobs, where nothing has disturbed them."""
+    """scores.csv of these jobs, where nothing has disturbed them."""
     root = tmp_path_factory.mktemp("whole")
 
-    def accuracy(jobs):
+    def scores(jobs):
         for job in jobs:
             run(job.config, job.seed, root)
-        known = accuracies(root)
+        known = all_scores(root)
         return {name: known[name] for name in (d.path.relative_to(root) for d in directories(root, jobs))}
 
-    return accuracy
+    return scores
 
 
 def directories(root, jobs):
@@ -102,7 +102,7 @@ def test_a_worker_that_is_killed_fails_its_run_and_no_other(quickly, tmp_path, w
     assert all(outcome.directory.done for outcome in outcomes[2:])
     assert all(outcome.error is None for outcome in execute(jobs, tmp_path, 2))
     assert all(found.failure is None for found in directories(tmp_path, jobs))
-    assert accuracies(tmp_path) == whole(jobs)
+    assert all_scores(tmp_path) == whole(jobs)
 
 
 def study_of(benchmark, seeds, root):
@@ -152,75 +152,88 @@ def test_a_study_of_the_command_line_that_is_killed_twenty_times_comes_to_the_sa
     jobs = plan([benchmark], methods, range(seeds), "three", sets)
     assert len(jobs) >= 10
     assert min(groups, alone) >= 4
-    assert accuracies(root) == whole(jobs)
+    assert all_scores(root) == whole(jobs)
     for found in directories(root, jobs):
         assert [task["task"] for task in found.tasks()] == [1, 2, 3]
         left = {str(file.relative_to(found.path)) for file in found.path.rglob("*") if file.is_file()}
         assert left == {
-            *("config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task3.safetensors", "lock", "DONE")
+            *("config.toml", "env.json", "scores.csv", "events.jsonl", "weights/task3.safetensors", "DONE"),
+            *("lock", "lock-holder"),
         }
 
 
 # -- workers themselves -------------------------------------------------------------------------------------------
 
 
-def test_workers_are_used_again_and_an_idle_one_that_has_died_is_replaced(quickly):
-    with Workers(1) as pool:
-        numbers = []
-        for place in range(3):
-            pool.start(place, tell_number)
-            (said,) = heard(pool)
-            assert (said.what, said.place) == ("over", place)
-            numbers.append(said.content)
-            if place == 1:
-                pool.slots[0].process.kill()
-                pool.slots[0].process.join()
+@pytest.fixture
+def pools(quickly):
+    """`pools(count)`: pools that have ended at the end of the test, whatever happens in it."""
+    with ExitStack() as stack:
+
+        def make(count, gpus=()):
+            pool = LocalPool(count, gpus)
+            stack.callback(pool.stop)
+            return pool
+
+        yield make
+
+
+def test_workers_are_used_again_and_an_idle_one_that_has_died_is_replaced(pools):
+    pool, numbers = pools(1), []
+    for index in range(3):
+        pool.start(index, tell_number)
+        (message,) = polled(pool)
+        assert (message.kind, message.index) == ("result", index)
+        numbers.append(message.content)
+        if index == 1:
+            pool.slots[0].process.kill()
+            pool.slots[0].process.join()
     assert numbers[0] == numbers[1] != numbers[2]
 
 
-def test_workers_that_cannot_start_are_an_error_and_not_a_failed_run(quickly):
-    with pytest.raises(RunError, match="a worker process could not start and ended with code 1"), Workers(1) as pool:
-        pool.gpus = [Unreadable()]
-        pool.start(0, sleep)
-        heard(pool)
+def test_workers_that_cannot_start_are_an_error_and_not_a_failed_run(pools):
+    pool = pools(1, [Unreadable()])
+    pool.start(0, sleep)
+    with pytest.raises(RunError, match="a worker process could not start and ended with code 1"):
+        polled(pool)
 
 
-def test_workers_are_told_to_stop_and_have_ended_at_the_end_of_the_block(quickly):
-    with pytest.raises(KeyboardInterrupt), Workers(2) as pool:
-        for place in (0, 1):
-            pool.start(place, speak_until_stopped)
-        spoke = set()
-        while spoke != {0, 1}:
-            spoke |= {said.place for said in pool.hear(1)}
-        raise KeyboardInterrupt
+def test_workers_are_asked_to_stop_by_their_token_and_have_ended_then(pools):
+    pool, sent = pools(2), set()
+    for index in (0, 1):
+        pool.start(index, send_until_stopped)
+    while sent != {0, 1}:
+        sent |= {message.index for message in pool.poll(1) if (message.kind, message.content) == ("waiting", "Godot")}
+    assert (pool.busy, pool.free) == (2, 0)
+    pool.stop()
     assert [worker.process.exitcode for worker in pool.slots] == [0, 0]
+    pool.stop()  # a second time there is nothing to end
 
 
-def test_asked_a_second_time_they_end_at_once(quickly, monkeypatch):
-    with ExitStack() as stack:
-        pool = stack.enter_context(Workers(1))
-        pool.start(0, sleep)
-        (worker,) = pool.slots
-        join = worker.process.join
+def test_interrupted_while_they_stop_they_end_at_once(pools, monkeypatch):
+    pool = pools(1)
+    pool.start(0, sleep)
+    (worker,) = pool.slots
+    join = worker.process.join
 
-        def interrupted():
-            raise KeyboardInterrupt
+    def interrupted():
+        raise KeyboardInterrupt
 
-        monkeypatch.setattr(worker.process, "join", interrupted)
-        stack.pop_all()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.process, "join", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            pool.__exit__(KeyboardInterrupt, None, None)
-        join(60)
-        assert worker.process.exitcode == -signal.SIGKILL
+            pool.stop()
+    join(60)
+    assert worker.process.exitcode == -signal.SIGKILL
 
 
-def test_a_worker_that_leaves_by_itself_says_its_code(quickly):
-    with Workers(1) as pool:
-        pool.start(0, leave)
-        (said,) = heard(pool)
-        assert said.what == "died"
-        assert re.fullmatch(r"its worker process \d+ ended with code 3", said.content)
-        assert (pool.busy, pool.free) == (0, 1)
+def test_a_worker_that_leaves_by_itself_says_its_code(pools):
+    pool = pools(1)
+    pool.start(0, leave)
+    (message,) = polled(pool)
+    assert message.kind == "died"
+    assert re.fullmatch(r"its worker process \d+ ended with code 3", message.content)
+    assert (pool.busy, pool.free) == (0, 1)
 
 
 # -- two at once --------------------------------------------------------------------------------------------------
@@ -240,7 +253,7 @@ def test_a_run_that_somebody_else_is_at_comes_last_and_is_waited_for(in_process,
         outcomes = execute(jobs, tmp_path, 1, watcher)
     assert [outcome.job.seed for outcome in watcher.outcomes] == [1, 0]
     assert [outcome.job.seed for outcome in outcomes] == [0, 1]
-    assert accuracies(tmp_path) == whole(jobs)
+    assert all_scores(tmp_path) == whole(jobs)
 
 
 @pytest.mark.slow
@@ -253,12 +266,12 @@ def test_two_studies_at_once_in_one_place_share_the_work(tmp_path, whole):
     assert [(process.returncode, error) for process, (_, error) in zip(both, said, strict=True)] == [(0, "")] * 2
     methods, sets = ["finetune", "ewc", "ewc+afec", "mas", "si"], ["training.max_epochs=25", "training.patience=off"]
     jobs = plan([str(tmp_path / "quick.toml")], methods, [0, 1], "three", sets)
-    assert accuracies(tmp_path / "runs") == whole(jobs)
+    assert all_scores(tmp_path / "runs") == whole(jobs)
     by = set()
     for found in directories(tmp_path / "runs", jobs):
         tasks = [event["task"] for event in found.events() if event["event"] == "task"]
         assert tasks == [1, 2, 3]  # every run was done once
-        by.add((found.path / "lock").read_text())
+        by.add((found.path / "lock-holder").read_text())
     assert len(by) == 2
     for out, _ in said:
         assert out.count("seed 0: done") + out.count("seed 1: done") <= 10
@@ -303,4 +316,4 @@ def test_ctrl_c_begins_no_queued_run_and_says_at_once_that_it_stops(quickly, tmp
     assert watcher.stops == [1]
     assert [found.seed for found in find_runs(tmp_path)] == [0]
     assert main(["resume", str(tmp_path), "--workers", "1"]) == 0
-    assert accuracies(tmp_path) == whole(jobs[:1])
+    assert all_scores(tmp_path) == whole(jobs[:1])

@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from small_lab import quick_config
 
-from afec.lab import RunConfig, RunDirectory, RunError, build, find_runs, run
+from afec.experiments import Score
+from afec.experiments.supervised import build, training_of
+from afec.lab import RunConfig, RunDirectory, RunError, find_runs, run
 from afec.lab import directory as directory_module
 from afec.lab import environment as environment_module
-from afec.lab.directory import COLUMNS, Row
+from afec.lab.directory import COLUMNS
 from afec.lab.environment import environment
+from small_lab import quick_config
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +34,12 @@ def finished(tmp_path_factory):
 def test_the_files_are_those_that_the_docstring_names(finished):
     found = {str(path.relative_to(finished.path)) for path in finished.path.rglob("*") if path.is_file()}
     assert found == {
-        "config.toml", "env.json", "accuracy.csv", "events.jsonl", "weights/task5.safetensors", "DONE", "lock"
+        "config.toml", "env.json", "scores.csv", "events.jsonl", "weights/task5.safetensors", "DONE", "lock", "lock-holder"
     }  # fmt: skip
-    named = {line.split()[0].replace("<k>", "5") for line in (directory_module.__doc__ or "").splitlines()[2:] if line}
-    assert named == found | {"FAILED", "checkpoint.safetensors", "checkpoint-before.safetensors", "transfer.csv"}
+    listed = (directory_module.__doc__ or "").split("\n\n")[1].splitlines()
+    named = {name for line in listed for name in line[:30].replace(",", " ").split()}
+    own = {"weights/task5.safetensors"}  # what the experiment has written
+    assert named == (found - own) | {"FAILED", "checkpoint.safetensors", "checkpoint-before.safetensors"}
     config = finished.config
     assert finished.path.parts[-4:] == ("quick", "ewc+afec", config.hash, "seed0")
     assert finished.done
@@ -43,12 +47,14 @@ def test_the_files_are_those_that_the_docstring_names(finished):
     assert finished.seed == 0
 
 
-def test_accuracy_csv(finished):
-    lines = list(csv.reader((finished.path / "accuracy.csv").read_text().splitlines()))
-    assert tuple(lines[0]) == COLUMNS == ("after", "task", "name", "validation", "test")
+def test_scores_csv(finished):
+    lines = list(csv.reader((finished.path / "scores.csv").read_text().splitlines()))
+    assert tuple(lines[0]) == COLUMNS == ("after", "task", "name", "validation", "test", "size")
     assert [(int(after), int(task)) for after, task, *_ in lines[1:]] == [(a, t) for a in range(6) for t in range(1, 6)]
-    assert all(re.fullmatch(r"[01]\.\d{6}", number) for line in lines[1:] for number in line[3:])
+    assert all(re.fullmatch(r"[01]\.\d{6}", number) for line in lines[1:] for number in line[3:5])
     assert all(line[2].startswith("digits ") for line in lines[1:])
+    stream, _ = build(finished.config, 0)
+    assert [int(line[5]) for line in lines[1:]] == [len(task.test.targets) for task in stream.tasks] * 6
 
 
 def test_the_matrix_has_random_initialisation_first(finished):
@@ -65,7 +71,7 @@ def test_the_matrix_has_random_initialisation_first(finished):
 def test_events_have_every_epoch_and_every_task(finished):
     events = list(finished.events())
     assert [event["event"] for event in events].count("task") == 5
-    assert {event["phase"] for event in events if event["event"] == "epoch"} <= {"theta_e", "train"}
+    assert {event["phase"] for event in events if event["event"] == "progress"} == {"theta_e", "train"}
     tasks = finished.tasks()
     assert [task["task"] for task in tasks] == [1, 2, 3, 4, 5]
     assert [task["epochs_theta_e"] for task in tasks] == [0, 2, 2, 2, 2]
@@ -77,8 +83,13 @@ def test_events_have_every_epoch_and_every_task(finished):
         phases = {"train", "fisher", "evaluate"} | ({"expand"} if task["task"] > 1 else set())
         assert set(task["seconds"]) == set(task["cpu_seconds"]) == phases
     for event in events:
-        if event["event"] == "epoch":
-            assert set(event) == {"event", "task", "phase", "number", "lr", "loss", "best"}
+        if event["event"] == "progress":
+            assert set(event) == {"event", "unit", "task", "phase", "number", "lr", "loss", "best"}
+            assert event["unit"] == "epoch"
+    steps = [(event["task"], event["phase"], event["number"]) for event in events if event["event"] == "progress"]
+    trainings = [("theta_e", "train") if task > 1 else ("train",) for task in range(1, 6)]
+    assert steps == [(task, phase, n) for task, phases in enumerate(trainings, 1) for phase in phases for n in (1, 2)]
+    assert [event["event"] for event in finished.events(progress=False)] == ["task"] * 5
 
 
 def test_env_json_says_where_it_ran(finished):
@@ -125,12 +136,12 @@ def test_weights_are_those_of_the_net(finished):
 def test_reading_what_is_damaged(tmp_path, finished):
     directory = RunDirectory(tmp_path / "seed0")
     directory.path.mkdir()
-    for read in (lambda: directory.rows(), lambda: directory.config):
+    for read in (lambda: directory.scores(), lambda: directory.config):
         with pytest.raises(RunError, match="cannot be read .* move the directory away and run again"):
             read()
-    (directory.path / "accuracy.csv").write_text("after,task\n1,x\n")
-    with pytest.raises(RunError, match="accuracy.csv cannot be read"):
-        directory.rows()
+    (directory.path / "scores.csv").write_text("after,task\n1,x\n")
+    with pytest.raises(RunError, match="scores.csv cannot be read"):
+        directory.scores()
     (directory.path / "config.toml").write_text("method = 1\n")
     with pytest.raises(RunError, match="config.toml cannot be read"):
         _ = directory.config
@@ -140,11 +151,15 @@ def test_reading_what_is_damaged(tmp_path, finished):
         _ = RunDirectory(tmp_path / "seedling").seed
 
 
-def test_a_row_survives_the_file(tmp_path):
+def test_a_score_survives_the_file(tmp_path):
     directory = RunDirectory(tmp_path / "seed0")
-    rows = [Row(0, 1, 'a "name", with a comma', 0.5, 0.25), Row(1, 1, "ü", 1.0, 1 / 3)]
-    directory.write_accuracy(rows)
-    assert directory.rows() == [rows[0], replace(rows[1], test=0.333333)]
+    scores = [Score(0, 1, 'a "name", with a comma', 0.5, 0.25, 40), Score(1, 1, "ü", 1.0, 1 / 3, 3)]
+    directory.write_scores(scores)
+    assert directory.scores() == [scores[0], replace(scores[1], test=0.333333)]
+    directory.write_scores([Score(0, 1, "a return", float("nan"), -1234.5, 10)])
+    (found,) = directory.scores()
+    assert np.isnan(found.validation)
+    assert (found.test, found.size) == (-1234.5, 10)
 
 
 # -- the configuration and its hash -------------------------------------------------------------------------------
@@ -157,8 +172,8 @@ def test_a_configuration_survives_its_file(method, patience):
     again = RunConfig.from_toml(config.to_toml())
     assert again == config
     assert again.hash == config.hash
-    assert again.schedule == config.schedule
-    assert again.machine == config.machine
+    assert training_of(again.training) == training_of(config.training)
+    assert (again.reference, again.score_kind.name) == (method in ("joint", "scratch"), "accuracy")
 
 
 VALUES = st.one_of(
@@ -177,7 +192,8 @@ def test_any_configuration_survives_its_file(section, name):
 
 def test_the_hash_is_of_the_content_and_not_of_the_names():
     config = quick_config("ewc")
-    for name in ("benchmark", "scale", "variant"):
+    names = ("benchmark", "scale", "variant", "score", "reference")  # the last two follow from experiment and method
+    for name in names:
         assert replace(config, **{name: "other"}).hash == config.hash
     other = {
         "method": "mas",
@@ -185,10 +201,11 @@ def test_the_hash_is_of_the_content_and_not_of_the_names():
         "net": {**config.net, "channels": 5},
         "training": {**config.training, "lr": 0.5},
         "settings": {"ewc": {"strength": 11}},
+        "experiment": "file.py:Other",
     }
-    assert set(other) | {"benchmark", "scale", "variant"} == {field.name for field in fields(RunConfig)}
+    assert set(other) | set(names) == {field.name for field in fields(RunConfig)}
     hashes = {replace(config, **{name: value}).hash for name, value in other.items()}
-    assert len(hashes | {config.hash}) == 6
+    assert len(hashes | {config.hash}) == 7
 
 
 @pytest.mark.parametrize("key", sorted(quick_config("ewc").training))
@@ -217,7 +234,7 @@ def test_a_changed_configuration_never_overwrites_another_and_a_finished_run_is_
     second = run(quick_config("ewc", "tiny", method={"ewc": {"strength": 20}}), 0, tmp_path)
     third = run(quick_config("ewc", "tiny"), 1, tmp_path)
     assert len({first.path, second.path, third.path}) == 3
-    assert run(quick_config("ewc", "tiny"), 0, tmp_path, on_phase=lambda phase: pytest.fail("it ran")) == first
+    assert run(quick_config("ewc", "tiny"), 0, tmp_path, on_progress=lambda progress: pytest.fail("it ran")) == first
     assert stamps(first) == before
     assert find_runs(tmp_path) == sorted([first, second, third], key=lambda run: run.path)
     assert tomllib.loads((second.path / "config.toml").read_text())["settings"]["ewc"]["strength"] == 20

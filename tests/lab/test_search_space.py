@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from afec.lab.grids import DEFAULTS
 from small_tuning import bench, how
 
 from afec.lab import (
@@ -14,7 +15,6 @@ from afec.lab import (
     load_benchmark,
     resolve,
 )
-from afec.lab.grids import DEFAULTS
 from afec.lab.tuning import Plan, planned, search_space, stages, trials_of, without_grid
 from afec.methods.expression import METHODS
 

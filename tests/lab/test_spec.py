@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from small_lab import TEXT, quick, quick_config, quick_file
 
 import afec
 from afec.cli import main
+from afec.experiments.supervised import training_of
 from afec.lab import SpecError, benchmark_names, load_benchmark, plan, resolve
 from afec.lab.config import grid, parse_set
 from afec.lab.spec import load_tuned, merged, parse_benchmark
@@ -17,6 +17,7 @@ from afec.methods.expression import METHODS
 from afec.methods.presets import PRESETS
 from afec.nets import NETS
 from afec.streams import STREAMS
+from small_lab import TEXT, quick, quick_config, quick_file
 
 
 def test_every_benchmark_of_the_package_is_valid_for_every_method_at_every_scale():
@@ -99,7 +100,7 @@ def test_terms_are_sorted():
 
 
 def test_patience_can_be_switched_off():
-    assert quick_config("ewc", training={"patience": "off"}).schedule.patience is None
+    assert training_of(quick_config("ewc", training={"patience": "off"}).training)[0].patience is None
 
 
 def test_every_default_and_what_a_preset_says_is_written_out():
@@ -203,7 +204,7 @@ SLIPS = {
         "weight_decay=-1",
     ),
     "no number": (changed("patience = 1", "decay = nan"), "toml: training: Schedule needs", "decay=nan"),
-    "name": ('name = "mine"\n' + TEXT, "toml: name: unknown key", "a benchmark is called as its file is"),
+    "name": ('name = "mine"\n' + TEXT, "toml: name: unknown key", "the file name is the benchmark's name"),
     "training choice": (changed("patience = 1", 'optimizer = "adamw"'), "training.optimizer", "'adam' or 'sgd'"),
     "method": (changed("[method.si]", "[method.sy]"), "method.sy", "si"),
     "setting": (changed("strength = 10", "strenght = 10"), "method.ewc", "strength"),

@@ -9,7 +9,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from small_lab import TEXT, quick_file
 from small_tuning import GRIDS, how, peak
 
 from afec.cli import main
@@ -19,6 +18,7 @@ from afec.lab import (
 )
 from afec.lab.spec import load_tuned
 from afec.lab.tuning import trials_of, tune
+from small_lab import TEXT, quick_file
 
 SMALL = ["--scale", "smoke", "--set", "stream.sizes=[2,2]", "training.max_epochs=1"]
 

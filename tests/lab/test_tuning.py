@@ -7,7 +7,6 @@ import tomllib
 from dataclasses import replace
 
 import pytest
-from small_lab import TEXT
 from small_tuning import bench, how, peak
 
 from afec.lab import (
@@ -18,6 +17,7 @@ from afec.lab import (
 )
 from afec.lab.run import build
 from afec.lab.tuning import tune
+from small_lab import TEXT
 
 
 def test_the_best_is_chosen_on_validation_though_test_says_otherwise(fake, tmp_path):

@@ -236,7 +236,7 @@ def test_the_file_of_a_net_of_ones_own_is_in_the_name(tmp_path):
         spec.loader.exec_module(module)
         torch.manual_seed(0)
         net = MultiHead(nn.Sequential(nn.Flatten(), nn.Linear(64, 4), module.Own()), [2], features=4)
-        loss = HeadLoss(0, task.loss, Machine())
+        loss = BatchLoss.of(0, task, Machine())
         batches = Batches(task.train), Batches(task.validation)
         return Memo(tmp_path).path(Fit(net, *batches, loss, SHORT, 0, Machine()))
 

@@ -23,7 +23,7 @@ def troubled(study):
     (found["finetune"][0] / "DONE").unlink()
     (found["finetune"][0] / "FAILED").write_text("Traceback (most recent call last):\nValueError: the disk is <full>\n")
     (found["finetune"][1] / "DONE").unlink()
-    (found["ewc+afec"][2] / "accuracy.csv").write_text("after,task,name,validation,test\n1,1,a,0.5,7.5\n")
+    (found["ewc+afec"][2] / "scores.csv").write_text("after,task,name,validation,test,size\n1,1,a,0.5,7.5,9\n")
     shutil.rmtree(found["ewc+afec"][1])
     return study
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -42,7 +43,7 @@ def page_of(root, tmp_path, *more):
 def secret(tmp_path):
     file = tmp_path / "elsewhere" / "secret.txt"
     file.parent.mkdir()
-    file.write_text(f"after,task,name,validation,test\n0,1,{SECRET},0.1,0.1\n1,1,{SECRET},0.1,0.1\n")
+    file.write_text(f"after,task,name,validation,test,size\n0,1,{SECRET},0.1,0.1,9\n1,1,{SECRET},0.1,0.1,9\n")
     return file
 
 
@@ -65,8 +66,7 @@ def test_names_are_shown_and_not_obeyed(one, tmp_path, key):
 
 
 def test_names_of_tasks_tracebacks_notes_and_machines(one, tmp_path):
-    rows = [row.__class__(row.after, row.task, EVIL.replace("\x00", ""), 0.5, row.test) for row in one.rows()]
-    one.write_accuracy(rows)
+    one.write_scores([replace(score, name=EVIL.replace("\x00", "")) for score in one.scores()])
     one.append_events([{"event": "note", "text": EVIL}])
     (one.path / "env.json").write_text(json.dumps({"host": EVIL, "torch": EVIL, "commit": [EVIL]}))
     other = find_runs(root_of(one))[1]
@@ -76,7 +76,7 @@ def test_names_of_tasks_tracebacks_notes_and_machines(one, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["accuracy.csv", "events.jsonl", "transfer.csv", "env.json", "config.toml", "FAILED", "DONE"]
+    "name", ["scores.csv", "events.jsonl", "transfer.csv", "env.json", "config.toml", "FAILED", "DONE"]
 )
 def test_links_out_of_the_directory_are_not_followed(one, tmp_path, secret, name):
     if name == "FAILED":
@@ -84,7 +84,7 @@ def test_links_out_of_the_directory_are_not_followed(one, tmp_path, secret, name
     (one.path / name).unlink(missing_ok=True)
     (one.path / name).symlink_to(secret)
     text = page_of(root_of(one), tmp_path)
-    if name in ("accuracy.csv", "events.jsonl", "transfer.csv", "config.toml", "FAILED"):
+    if name in ("scores.csv", "events.jsonl", "transfer.csv", "config.toml", "FAILED"):
         assert "is a link; the files of a run are read from its own directory only" in text
 
 
@@ -119,7 +119,7 @@ def test_a_benchmark_named_like_a_path_leads_nowhere(one, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-@pytest.mark.parametrize("name", ["accuracy.csv", "events.jsonl", "config.toml"])
+@pytest.mark.parametrize("name", ["scores.csv", "events.jsonl", "config.toml"])
 def test_a_pipe_is_not_waited_for(one, tmp_path, name):
     (one.path / name).unlink()
     os.mkfifo(one.path / name)
@@ -127,7 +127,7 @@ def test_a_pipe_is_not_waited_for(one, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("accuracy.csv", 2**27), ("events.jsonl", 2**33), ("config.toml", 2**33), ("env.json", 2**33)]
+    ("name", "size"), [("scores.csv", 2**27), ("events.jsonl", 2**33), ("config.toml", 2**33), ("env.json", 2**33)]
 )
 def test_huge_files_are_not_read(one, tmp_path, name, size):
     os.truncate(one.path / name, size)  # a hole: no disk is filled
@@ -137,8 +137,8 @@ def test_huge_files_are_not_read(one, tmp_path, name, size):
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-0.5", "1e400", "", "0x1p-1", "1_0"])
 def test_numbers_that_are_none(one, tmp_path, value):
-    file = one.path / "accuracy.csv"
-    file.write_text(re.sub(r"(?m)^(3,1,.*),[\d.]+$", rf"\1,{value}", file.read_text()))
+    file = one.path / "scores.csv"
+    file.write_text(re.sub(r"(?m)^(3,1,.*),[\d.]+,(\d+)$", rf"\1,{value},\2", file.read_text()))
     text = page_of(root_of(one), tmp_path)
     assert (
         "nan"

@@ -198,7 +198,7 @@ def test_what_is_missing_failed_unfinished_and_damaged_is_there(troubled, tmp_pa
     states = [row[0] for row in runs[1:]]
     assert sorted(states) == sorted(["finished"] * 8 + ["unfinished", "failed", "damaged", "missing"])
     assert "ValueError: the disk is &lt;full&gt;" in text
-    assert "an accuracy is no fraction" in text
+    assert "a score is no accuracy from 0 to 1" in text
     assert "8 runs are finished; 1 failed, 1 damaged, 1 unfinished, 1 missing" in text
 
 
@@ -320,7 +320,7 @@ def test_each_file_of_a_run_is_read_once(study, monkeypatch):
     monkeypatch.setattr(directory, "plain_text", lambda path, *a, **k: opened.append(path) or plain(path, *a, **k))
     page([read(run.config, run) for run in find_runs(study)], "runs", "afec")
     assert sorted(opened) == sorted(set(opened))
-    assert sum(path.name == "accuracy.csv" for path in opened) == 12
+    assert sum(path.name == "scores.csv" for path in opened) == 12
 
 
 def test_watching_writes_again_when_there_is_more(study, tmp_path, monkeypatch):

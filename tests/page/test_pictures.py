@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from afec.cli import main
+from afec.experiments.supervised import build
 from afec.files import save_tree
-from afec.lab import build, find_runs, load_benchmark, resolve, run
+from afec.lab import find_runs, load_benchmark, resolve, run
 from afec.learner import Machine
 from afec.learner.tasks import BatchLoss
 from afec.methods import AGSCL

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +14,10 @@ from rich.table import Table
 
 from afec.cli.data import Data
 from afec.cli.data import data as data_app
-from afec.data.root import VARIABLE
+from afec.data.root import data_root, data_root_is
+from afec.experiments import EXPERIMENTS, find_experiment
 from afec.files import FileError
-from afec.lab import REFERENCES, RunError, SpecError, benchmark_names, load_benchmark, plan, unfinished
+from afec.lab import Place, RunError, SpecError, benchmark_names, load_benchmark, plan, unfinished
 from afec.lab.config import grid
 from afec.lab.spec import FULL, load_tuned
 from afec.lab.tuning import Plan
@@ -78,14 +77,15 @@ def run(
     """Run methods on benchmarks over seeds, one process per core; finished runs are not run again."""
     found = load_tuned(tuned) if tuned else None
     sets = _with_device(set_, device)
-    jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found)
+    place = Place(data=data_root(data).absolute())
+    jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found, place)
     from afec.cli import work
 
-    place = work.Place(runs, workers, tensorboard)
+    how = work.How(runs, workers, tensorboard)
     if dry_run:
-        work.say_what(jobs, place)
+        work.say_what(jobs, how)
     else:
-        work.do(jobs, place, picture)
+        work.do(jobs, how, picture)
 
 
 @app.command()
@@ -120,11 +120,11 @@ def tune(
         raise SpecError("afec tune takes one value for each --set; what is searched is the grid of the benchmark")
     how = Plan(
         load_benchmark(benchmark), method, scale, changes[0], range(first_seed, first_seed + seeds),
-        "tpe" if search == "tpe" else "grid", trials or None, together, beta,
+        "tpe" if search == "tpe" else "grid", trials or None, together, beta, Place(data=data_root(data).absolute()),
     )  # fmt: skip
     from afec.cli import work
 
-    place = work.Place(runs, workers, tensorboard)
+    place = work.How(runs, workers, tensorboard)
     if dry_run:
         work.say_trials(how, place)
     else:
@@ -144,13 +144,13 @@ def resume(
     """Finish the runs that were begun and not finished, each from its last checkpoint."""
     if not runs.is_dir():
         raise RunError(f"there is no directory {runs}; give the one that `afec run` wrote to")
-    jobs = [replace(job, device=device) for job in unfinished(runs)]
+    jobs = unfinished(runs, Place(device, data_root(data).absolute()))
     if not jobs:
         Console().print(f"nothing to resume: every run under {runs} is done", soft_wrap=True)
         return
     from afec.cli import work
 
-    work.do(jobs, work.Place(runs, workers, tensorboard), None)
+    work.do(jobs, work.How(runs, workers, tensorboard), None)
 
 
 @app.command()
@@ -185,7 +185,8 @@ def report(
     """Show the tables of the finished runs, draw a figure of them, or write the page about them."""
     from afec.cli import reports, work
 
-    reports.report(work.console_here(), runs, figure, out, where, watch, pictures)
+    with data_root_is(data_root(data)):
+        reports.report(work.console_here(), runs, figure, out, where, watch, pictures)
 
 
 @app.command("list")
@@ -204,8 +205,9 @@ def list_() -> None:
     table.add_row(FINETUNE, "no guard: what the others are compared with")
     for record in METHODS.values():
         table.add_row(record.name, record.description)
-    for name, description in REFERENCES.items():
-        table.add_row(name, description)
+    for kind in map(find_experiment, EXPERIMENTS):
+        for name, place in kind.references.items():
+            table.add_row(name, find_experiment(place).description)
     console.print(table)
     console.print("methods add: ewc+afec, mas+afec, …; `@` takes a variant of the benchmark: ewc@equal-compute\n")
     for title, records in (("streams", STREAMS), ("nets", NETS)):
@@ -218,7 +220,6 @@ def list_() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (by default those of the process) and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    before = os.environ.get(VARIABLE)
     try:
         code = app(expanded(given), standalone_mode=False, prog_name="afec")
     except (SpecError, RunError, FileError) as error:
@@ -234,10 +235,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         show()
         return int(getattr(error, "exit_code", 2))
-    finally:  # --data is of this command alone
-        os.environ.pop(VARIABLE, None)
-        if before is not None:
-            os.environ[VARIABLE] = before
     return int(code or 0)
 
 

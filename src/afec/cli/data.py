@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -21,16 +20,7 @@ __all__ = ["Data", "data"]
 data = typer.Typer(help="The datasets: what there is, what is here, and fetching the rest.", no_args_is_help=True)
 
 
-def _use(path: Path | None) -> Path | None:
-    """The data directory of this command and of the processes that it starts."""
-    if path is not None:
-        os.environ[VARIABLE] = str(path.expanduser().absolute())
-    return path
-
-
-Data = Annotated[
-    Path | None, typer.Option("--data", callback=_use, help=f"Where the datasets are; else {VARIABLE}, else a cache.")
-]
+Data = Annotated[Path | None, typer.Option("--data", help=f"Where the datasets are; else {VARIABLE}, else a cache.")]
 Names = Annotated[list[str] | None, typer.Argument(help="Names of datasets; all where none is given.")]
 
 

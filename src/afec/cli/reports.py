@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from afec.experiments import EXPERIMENTS, find_experiment
 from afec.files import why_unwritable, write_text
-from afec.lab import REFERENCES, RunConfig, RunDirectory, RunError, SpecError, find_runs
+from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
 from afec.lab.spec import value_of
 from afec.methods.expression import FINETUNE, terms_of
 from afec.naming import unknown
@@ -236,7 +237,8 @@ def _method(text: str) -> str:
 def _names(method: object) -> bool:
     """Whether this is the name of a method, be there a run of it or not."""
     try:
-        return method in REFERENCES or bool(terms_of(str(method))) or method == FINETUNE
+        references = {name for kind in map(find_experiment, EXPERIMENTS) for name in kind.references}
+        return method in references or bool(terms_of(str(method))) or method == FINETUNE
     except ValueError:
         return False
 

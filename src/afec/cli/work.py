@@ -17,19 +17,19 @@ from rich.console import Console
 
 from afec.cli.reports import PICTURES
 from afec.files import FileError, why_unwritable, write_text
-from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_buildable, execute
-from afec.lab.board import check_tensorboard
+from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_runnable, execute
 from afec.lab.directory import TUNING
 from afec.lab.engine import workers_for
 from afec.lab.estimate import Estimate, estimate
+from afec.lab.progress import LiveProgress
+from afec.lab.tensorboard import check_tensorboard
 from afec.lab.tuning import Plan, rehearse, trials_of, without_grid
 from afec.lab.tuning import tune as tune_method
-from afec.lab.watch import Watch
 from afec.report.picture import draw_study
 from afec.report.search import draw_search, trials_table
 from afec.report.table import Line, readable, show_tables
 
-__all__ = ["Place", "console_here", "do", "say_trials", "say_what", "tune"]
+__all__ = ["How", "console_here", "do", "say_trials", "say_what", "tune"]
 
 STOPPED = (
     "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
@@ -37,8 +37,8 @@ STOPPED = (
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a study is done."""
+class How:
+    """How a study is done."""
 
     runs: Path
     workers: int = 0
@@ -51,70 +51,72 @@ class Place:
             check_tensorboard()
 
 
-def say_what(jobs: Sequence[Job], place: Place) -> None:
+def say_what(jobs: Sequence[Job], how: How) -> None:
     """The runs of a study, and how long they may take."""
-    console, workers = console_here(), place.workers or workers_for(jobs)
+    console, workers = console_here(), how.workers or workers_for(jobs)
     for label in dict.fromkeys(f"{job.config.benchmark}, {Line(job.config).label}" for job in jobs):
         console.print(label, highlight=False, soft_wrap=True)
     console.print(
-        f"{estimate(jobs, place.runs, workers)}, on {workers} processes; nothing was run",
+        f"{estimate(jobs, how.runs, workers)}, on {workers} processes; nothing was run",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def say_trials(how: Plan, place: Place) -> None:
+def say_trials(plan: Plan, how: How) -> None:
     """The trials of a tuning, and how long they may take."""
-    console, root = console_here(), place.runs / TUNING
-    _say_default_grids(console, how)
+    console, root = console_here(), how.runs / TUNING
+    _say_default_grids(console, plan)
     cost = Estimate(0, 0, 0, 0.0)
     earlier: tuple[str, ...] = ()
-    for stage, points, jobs in rehearse(how, root):
-        workers = place.workers or workers_for(jobs)
+    for stage, points, jobs in rehearse(plan, root):
+        workers = how.workers or workers_for(jobs)
         known = all(RunDirectory.of(root, job.config, job.seed).done for job in jobs)
         kept = ", ".join(f"{key} as found" if key in earlier else f"{key}={v:g}" for key, v in stage.kept.items())
-        if how.search == "tpe":
+        if plan.search == "tpe":
             ranges = ", ".join(f"{key} from {min(v):g} to {max(v):g}" for key, v in stage.space.items())
             points_shown = [f"{len(points)} trials by TPE, {ranges}"]
         else:
             points_shown = [", ".join(f"{key}={value:g}" for key, value in point.items()) for point in points]
         for point in points_shown:
             console.print(f"{stage.method}: {kept}{', ' if kept else ''}{point}", highlight=False, soft_wrap=True)
-        cost += estimate(jobs, root, workers, also=place.runs)
-        earlier = earlier if known and how.search == "grid" else (*earlier, *stage.space)
-    seeds = f"{len(how.seeds)} seed{'s' if len(how.seeds) > 1 else ''} for each trial"
+        cost += estimate(jobs, root, workers, also=how.runs)
+        earlier = earlier if known and plan.search == "grid" else (*earlier, *stage.space)
+    seeds = f"{len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''} for each trial"
     console.print(f"{seeds}, about {stage.images:.0f} validation images", highlight=False)
     console.print(f"{cost}, on {workers} processes; nothing was run", highlight=False, soft_wrap=True)
 
 
-def _say_default_grids(console: Console, how: Plan) -> None:
-    for term in without_grid(how):
-        text = f"{how.benchmark.name} has no grid for {term}: the default one is searched; [tune.{term}] gives another"
+def _say_default_grids(console: Console, plan: Plan) -> None:
+    for term in without_grid(plan):
+        text = f"{plan.benchmark.name} has no grid for {term}: the default one is searched; [tune.{term}] gives another"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
+def tune(plan: Plan, how: How, benchmark: str, out: Path | None) -> None:
     """Tune, and write what was found; `benchmark` is how the user has called it."""
-    _check_writable("--runs", place.runs, place.runs)
+    _check_writable("--runs", how.runs, how.runs)
     if out:
         _check_writable("--out", out, out.parent)
     console = console_here()
-    _say_default_grids(console, how)
-    with Watch(console, trials_of(how) * len(how.seeds)) as watch:
+    _say_default_grids(console, plan)
+    with LiveProgress(console, trials_of(plan) * len(plan.seeds)) as watch:
         try:
-            tuned = tune_method(how, place.runs / TUNING, place.workers, watch, board=place.board)
+            tuned = tune_method(plan, how.runs / TUNING, how.workers, watch, board=how.board)
         except KeyboardInterrupt as stop:
             print("stopped; the same command goes on where it was", file=sys.stderr)
             raise typer.Exit(130) from stop
     console.print(trials_table(tuned))
     for text in tuned.remarks:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
-    file = out or place.runs / how.benchmark.name / "tune" / f"{tuned.method}-{how.scale}.toml"
+    file = out or how.runs / plan.benchmark.name / "tune" / f"{tuned.method}-{plan.scale}.toml"
     command = shlex.join(["afec", *sys.argv[1:]])
-    write_text(file, tuned.to_toml(f"found by `{command}` on validation images of the seeds {list(how.seeds)}"))
+    write_text(file, tuned.to_toml(f"found by `{command}` on validation images of the seeds {list(plan.seeds)}"))
     write_text(file.with_suffix(".csv"), tuned.to_csv())
-    draw_search(file.with_suffix(".png"), tuned, f"tuning of {tuned.method} on {how.benchmark.name}, scale {how.scale}")
-    use = ["afec", "run", benchmark, "--method", tuned.method, "--scale", how.scale, "--tuned", str(file)]
+    draw_search(
+        file.with_suffix(".png"), tuned, f"tuning of {tuned.method} on {plan.benchmark.name}, scale {plan.scale}"
+    )
+    use = ["afec", "run", benchmark, "--method", tuned.method, "--scale", plan.scale, "--tuned", str(file)]
     console.print(
         f"found: {file}\npicture: {file.with_suffix('.png')}\nuse it: {shlex.join(use)}",
         highlight=False,
@@ -122,20 +124,20 @@ def tune(how: Plan, place: Place, benchmark: str, out: Path | None) -> None:
     )
 
 
-def do(jobs: Sequence[Job], place: Place, picture: Path | None) -> None:
+def do(jobs: Sequence[Job], how: How, picture: Path | None) -> None:
     """Run, and show what came out."""
     if picture:
         _check_picture(picture, jobs)
-    if not all(RunDirectory.of(place.runs, job.config, job.seed).done for job in jobs):
-        _check_writable("--runs", place.runs, place.runs)
-    origins = check_buildable(jobs)
-    console, workers, runs = console_here(), place.workers or workers_for(jobs), place.runs
+    if not all(RunDirectory.of(how.runs, job.config, job.seed).done for job in jobs):
+        _check_writable("--runs", how.runs, how.runs)
+    origins = check_runnable(jobs)
+    console, workers, runs = console_here(), how.workers or workers_for(jobs), how.runs
     for words in origins:
         console.print(words, highlight=False, soft_wrap=True)
     console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
-    with Watch(console, len(jobs)) as watch:
+    with LiveProgress(console, len(jobs)) as watch:
         try:
-            outcomes = execute(jobs, runs, workers, watch, board=place.board)
+            outcomes = execute(jobs, runs, workers, watch, board=how.board)
         except KeyboardInterrupt as stop:
             print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop

@@ -1,25 +1,28 @@
-"""Experiments: benchmarks as TOML, run directories, resume, one process per core."""
+"""Runs of experiments: benchmarks as TOML, run directories, resume, one process per core."""
 
-from afec.lab.config import REFERENCES, RunConfig, resolve
+from afec.lab.config import RunConfig, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, available_cores, execute
-from afec.lab.run import build, run
+from afec.lab.pool import Channel, Message, Pool
+from afec.lab.run import Place, run
 from afec.lab.spec import Benchmark, SpecError, benchmark_names, load_benchmark
-from afec.lab.study import check_buildable, plan, study, unfinished
+from afec.lab.study import check_runnable, plan, study, unfinished
 
 __all__ = [
-    "REFERENCES",
     "Benchmark",
+    "Channel",
     "Job",
+    "Message",
     "Outcome",
+    "Place",
+    "Pool",
     "RunConfig",
     "RunDirectory",
     "RunError",
     "SpecError",
     "available_cores",
     "benchmark_names",
-    "build",
-    "check_buildable",
+    "check_runnable",
     "execute",
     "find_runs",
     "load_benchmark",

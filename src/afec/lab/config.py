@@ -7,56 +7,44 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tomli_w
 
+from afec.experiments import SCORE_KINDS, SECTIONS, Context, Experiment, ScoreKind, Setup, experiment_for
 from afec.lab.spec import (
     FULL,
     Benchmark,
     Changes,
     SpecError,
-    check_net,
+    check_methods,
     condition,
     factors,
     merged,
     stacked,
-    training_of,
     value_of,
     without_factors,
 )
-from afec.learner import Machine, Schedule
-from afec.methods.expression import FINETUNE, METHODS, check_settings, make_method, terms_of, whole_settings
-from afec.naming import unknown, with_defaults
-from afec.nets import NETS
-from afec.streams import STREAMS, check_stream
+from afec.naming import unknown
 
-__all__ = ["REFERENCES", "RunConfig", "differing", "grid", "parse_set", "resolve"]
+__all__ = ["RunConfig", "differing", "grid", "parse_set", "resolve"]
 
-REFERENCES = {
-    "joint": "all tasks so far at once, from all their data: the upper bound",
-    "scratch": "each task alone from the random initial weights: the reference of fwt_vs_scratch",
-}
-"""What runs like a method and is none."""
-
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """Everything that determines a run, but its seed."""
+class RunConfig(Setup):
+    """Everything that determines a run, but its seed, and what it is called."""
 
     benchmark: str
     scale: str
-    method: str
     variant: str
-    stream: dict[str, Any]
-    net: dict[str, Any]
-    training: dict[str, Any]
-    """All fields of `Schedule` and `Machine`."""
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each term of the method. Here and above every default is written out, so that the hash moves when one does."""
+    experiment: str
+    score: str
+    """The kind of its scores."""
+    reference: bool = False
+    """Whether it is a bound or a reference, and no method: then it competes with none."""
 
     @property
     def label(self) -> str:
@@ -64,45 +52,40 @@ class RunConfig:
         return f"{self.method}@{self.variant}" if self.variant else self.method
 
     @property
+    def kind(self) -> type[Experiment]:
+        """What runs it."""
+        return experiment_for(self.experiment, self.method)
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """What its scores are."""
+        return SCORE_KINDS[self.score]
+
+    @property
     def hash(self) -> str:
         """Of the content: names of benchmark, scale and variant take no part."""
-        # An empty list says nothing: an option that came later, and is not used, leaves finished runs where they are.
-        training = {key: value for key, value in self.training.items() if value not in ((), [])}
-        content = [FORMAT, self.method, self.stream, self.net, training, self.settings]
+        content = [FORMAT, self.experiment, self.method, self.stream, self.net, self.training, self.settings]
         text = json.dumps(_plain(content), sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
-    @property
-    def schedule(self) -> Schedule:
-        """How each task is trained."""
-        return training_of({f.name: self.training[f.name] for f in fields(Schedule) if f.name in self.training})[0]
-
-    @property
-    def machine(self) -> Machine:
-        """Where it runs."""
-        return training_of(self.training)[1]
-
-    def machine_on(self, device: str | None) -> Machine:
-        """The same on another device."""
-        return training_of({**self.training, "device": device or self.training["device"]})[1]
+    def build(self, context: Context) -> Experiment:
+        """The run itself, before its first task."""
+        return self.kind(self, context)
 
     def to_toml(self) -> str:
         """As it stands in the run directory."""
-        training = {key: "off" if value is None else value for key, value in self.training.items()}
-        return tomli_w.dumps({**asdict(self), "training": training})
+        return tomli_w.dumps(asdict(self))
 
     @classmethod
     def from_toml(cls, text: str) -> RunConfig:
         """What `to_toml` wrote."""
-        data = tomllib.loads(text)
-        if data["training"].get("patience") == "off":
-            data["training"]["patience"] = None
-        data["training"]["lr_steps"] = tuple(data["training"].get("lr_steps", ()))
-        found = cls(**data)
-        for name in ("benchmark", "scale", "method", "variant"):
+        found = cls(**tomllib.loads(text))
+        for name in ("benchmark", "scale", "method", "variant", "experiment"):
             if not isinstance(getattr(found, name), str):
                 raise TypeError(f"{name} is no text: {getattr(found, name)!r}")
-        for name, section in (("stream", found.stream), ("net", found.net), *found.settings.items()):
+        if found.score not in SCORE_KINDS:
+            raise ValueError(unknown("kind of score", str(found.score), SCORE_KINDS))
+        for name, section in (*((name, getattr(found, name)) for name in SECTIONS), *found.settings.items()):
             if not isinstance(section, dict):
                 raise TypeError(f"{name} is no table: {section!r}")
         return found
@@ -152,18 +135,20 @@ def resolve(
     plain = [without_factors(layer) if layer is later[0] else layer for layer in layers]
     parts = {
         s: merged({}, *(getattr(c, s) for c in plain), sets.get(s, {}), factors(getattr(later[0], s)))  # of what is run
-        for s in ("stream", "net", "training")
+        for s in SECTIONS
     }
-    name, settings = _method_of(expression, stacked(*(c.method for c in layers)), sets.get("method", {}))
+    kind = experiment_for(benchmark.experiment, expression)
+    if tuned is not None:
+        check_methods(benchmark.kind, tuned, "the tuned settings: ")
+    name, settings = _method_of(benchmark, kind, expression, [c.method for c in layers], sets.get("method", {}))
     try:
-        schedule, machine = training_of(parts["training"])
-        check_stream(parts["stream"])
-        check_net(parts["net"])
+        stream, net, training = (kind.complete(section, parts[section]) for section in SECTIONS)
     except (ValueError, TypeError) as error:
         raise SpecError(f"{benchmark.name}: {error}") from error
-    training = {**asdict(schedule), **asdict(machine)}
-    stream, net = with_defaults(STREAMS, parts["stream"]), {"zero_heads": False, **with_defaults(NETS, parts["net"])}
-    return RunConfig(benchmark.name, scale, name, variant, stream, net, training, settings)
+    return RunConfig(
+        name, stream, net, training, settings,
+        benchmark.name, scale, variant, benchmark.experiment, kind.score.name, kind.is_reference,
+    )  # fmt: skip
 
 
 def _cases(benchmark: Benchmark, layers: Sequence[Changes], sets: dict[str, Any]) -> list[Changes]:
@@ -172,51 +157,46 @@ def _cases(benchmark: Benchmark, layers: Sequence[Changes], sets: dict[str, Any]
     for name, changes in benchmark.case.items():
         section, key, value = condition(name, benchmark.name)
         known: dict[str, Any] = merged({}, *(getattr(layer, section) for layer in layers), sets.get(section, {}))
-        if _whole(section, known).get(key) == value:
+        try:
+            whole = benchmark.kind.complete(section, known)
+        except (ValueError, TypeError, KeyError):  # said where the sections are checked
+            whole = known
+        if whole.get(key) == value:
             found.append(changes)
     return found
 
 
-def _whole(section: str, given: dict[str, Any]) -> dict[str, Any]:
-    """With the defaults written out, where the section is one that can be."""
-    try:
-        if section == "training":
-            schedule, machine = training_of(given)
-            return {**asdict(schedule), **asdict(machine)}
-        return with_defaults(STREAMS if section == "stream" else NETS, given)
-    except (ValueError, TypeError, KeyError):  # said where the sections are checked
-        return given
-
-
-def _method_of(expression: str, given: dict[str, Any], sets: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The method's name, sorted, and the settings of its terms: the file's, the file's for this sum, then --set."""
-    if expression in REFERENCES:
-        return expression, {}
-    names = [part.strip().lower() for part in expression.split("+")]
-    if added := [name for name in names if name in REFERENCES]:
+def _method_of(
+    benchmark: Benchmark,
+    kind: type[Experiment],
+    expression: str,
+    layers: Sequence[dict[str, Any]],
+    sets: dict[str, Any],
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The method's name and the settings of its terms: the file's, the file's for this sum, then --set."""
+    given = stacked(kind.alternatives, *layers)
+    names, references = [part.strip().lower() for part in expression.split("+")], benchmark.kind.references
+    if len(names) > 1 and (added := [name for name in names if name in references]):
         raise SpecError(
             f"'{expression}': {added[0]} is a reference and no method, so it adds to nothing; give it alone"
         )
     if "" in names and len(names) > 1:
         raise SpecError(f"method '{expression}': there is nothing on one side of a +; give methods such as ewc+afec")
     try:
-        terms = terms_of(expression)
+        terms = kind.terms(expression)
     except ValueError as error:
-        more = f", {', '.join(REFERENCES)}" if len(names) == 1 and "There is:" in str(error) else ""
+        more = f", {', '.join(references)}" if len(names) == 1 and references and "Known:" in str(error) else ""
         raise SpecError(f"{error}{more}") from error
-    name = "+".join(terms) or FINETUNE
-    sums = [table for key, table in given.items() if key not in METHODS and terms_of(key) == terms]
+    single = set(kind.known_terms()) or {key for key in given if "+" not in key}
+    sums = [table for key, table in given.items() if key not in single and kind.terms(key) == terms]
     settings = {
-        term: stacked(given.get(term, {}), *(s.get(term, {}) for s in sums), sets.get(term, {})) for term in terms
+        term: stacked(kind.alternatives, given.get(term, {}), *(s.get(term, {}) for s in sums), sets.get(term, {}))
+        for term in terms
     }
     try:
-        for term in terms:
-            check_settings(term, settings[term])
-        settings = {term: whole_settings(term, given) for term, given in settings.items()}
-        make_method(name, settings)
+        return kind.complete_method(expression, settings)
     except ValueError as error:
-        raise SpecError(f"method {name}: {error}") from error
-    return name, settings
+        raise SpecError(f"method {expression}: {error}") from error
 
 
 def parse_set(text: str) -> tuple[list[str], list[Any]]:
@@ -227,10 +207,10 @@ def parse_set(text: str) -> tuple[list[str], list[Any]]:
         raise SpecError(
             f"--set {text!r}: expected section.key=value, e.g. training.lr=0.01 or method.ewc.strength=10,100"
         )
-    if path[0] not in ("stream", "net", "training", "method"):
-        raise SpecError(f"--set {text!r}: {unknown('section', path[0], ['stream', 'net', 'training', 'method'])}")
-    if path[0] == "method" and (len(path) != 3 or path[1] not in METHODS):
-        raise SpecError(f"--set {text!r}: expected method.NAME.setting=value with NAME one of {', '.join(METHODS)}")
+    if path[0] not in (*SECTIONS, "method"):
+        raise SpecError(f"--set {text!r}: {unknown('section', path[0], [*SECTIONS, 'method'])}")
+    if path[0] == "method" and len(path) != 3:
+        raise SpecError(f"--set {text!r}: expected method.NAME.setting=value, e.g. method.ewc.strength=10")
     if path[0] != "method" and len(path) != 2:
         raise SpecError(f"--set {text!r}: expected {path[0]}.key=value")
     return path, [value_of(part) for part in _at_commas(value)]

@@ -2,15 +2,15 @@
 
 config.toml                   what was run
 env.json                      where: versions, commit, processor, host
-accuracy.csv                  after,task,name,validation,test; after=0 is at random initialisation
-transfer.csv                  name,validation,test,epochs of heads alone on the final features, where the stream asks for some
-events.jsonl                  one line an epoch and one a task: learning rates, losses, samples, seconds; notes about faults
-weights/task<k>.safetensors   the net after the last task
+scores.csv                    after,task,name,validation,test,size; after=0 is before the first task
+events.jsonl                  one line a step (an epoch) and one a task: rates, losses, samples, seconds; notes about faults
 checkpoint.safetensors        replaced as a whole; gone when the run is done
 checkpoint-before.safetensors the one before it, in case the last is damaged
-lock                          held by the process that runs it; its name
+lock, lock-holder             held by the process that runs it; its name
 FAILED                        the traceback, where it failed
 DONE                          written last: seconds and memory
+
+What else is there belongs to the experiment: it wrote it when it finished, for predictions and pictures.
 """
 
 from __future__ import annotations
@@ -29,41 +29,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from afec.experiments import NEVER, Score, Stop
 from afec.files import FileError, load_tree, save_tree, write_text
 from afec.lab.config import RunConfig
 from afec.lab.environment import environment
 from afec.lab.lock import locked
 from afec.lab.plain import MOST_TEXT, plain_text
-from afec.learner import LinearProbe
 from afec.naming import unknown
 
-__all__ = ["Row", "RunDirectory", "RunError", "find_runs"]
+__all__ = ["RunDirectory", "RunError", "find_runs"]
 
 TUNING = "tuning"
 """Where trials are, under the root of the runs."""
 MOST_CONFIG, MOST_TRACEBACK, MOST_EVENTS = 2**20, 2**20, 4 * MOST_TEXT
-COLUMNS = ("after", "task", "name", "validation", "test")
+SCORES = "scores.csv"
+COLUMNS = ("after", "task", "name", "validation", "test", "size")
 COUNTS = ("task", "epochs", "epochs_theta_e", "samples")
 """What the event of a task counts."""
-TRANSFER_COLUMNS = ("name", "validation", "test", "epochs")
 
 
 class RunError(RuntimeError):
     """A run directory that cannot be read."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of accuracy.csv."""
-
-    after: int
-    """How many tasks had been learned; 0 is at random initialisation."""
-    task: int
-    """Counted from 1."""
-    name: str
-    validation: float
-    """NaN, an empty column, where the stream has no validation data."""
-    test: float
 
 
 @dataclass(frozen=True)
@@ -120,9 +106,11 @@ class RunDirectory:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise RunError(f"{file} cannot be read ({error}); move the directory away and run again") from error
 
-    def locked(self, on_wait: Callable[[str], None] | None = None) -> AbstractContextManager[None]:
-        """One process at a time runs a run; another one waits until it has ended, and `on_wait` is told for whom."""
-        return locked(self.path, on_wait)
+    def locked(
+        self, on_wait: Callable[[str], None] | None = None, *, stop: Stop = NEVER, patient: bool = True
+    ) -> AbstractContextManager[None]:
+        """One process at a time runs a run; see `lock.locked`."""
+        return locked(self.path, on_wait, stop=stop, patient=patient)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -134,21 +122,13 @@ class RunDirectory:
         (self.path / "FAILED").unlink(missing_ok=True)
         return here
 
-    def write_accuracy(self, rows: Sequence[Row]) -> None:
+    def write_scores(self, scores: Sequence[Score]) -> None:
         """The whole table anew."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([r.after, r.task, r.name, _shown(r.validation), _shown(r.test)] for r in rows)
-        write_text(self.path / "accuracy.csv", text.getvalue())
-
-    def write_transfer(self, found: Sequence[LinearProbe]) -> None:
-        """How well linear probes learned on the final features."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(TRANSFER_COLUMNS)
-        writer.writerows([t.name, _shown(t.validation), _shown(t.test), t.epochs] for t in found)
-        write_text(self.path / "transfer.csv", text.getvalue())
+        writer.writerows([s.after, s.task, s.name, _shown(s.validation), _shown(s.test), s.size] for s in scores)
+        write_text(self.path / SCORES, text.getvalue())
 
     def append_events(self, events: Sequence[dict[str, Any]]) -> None:
         """Some more lines; a line that a crash has cut is skipped by readers."""
@@ -211,46 +191,30 @@ class RunDirectory:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def rows(self) -> list[Row]:
-        """accuracy.csv."""
-        file = self.path / "accuracy.csv"
+    def scores(self) -> list[Score]:
+        """scores.csv."""
+        file = self.path / SCORES
         try:
             text = plain_text(file)
             if not text.endswith("\n"):
                 raise ValueError("its last line is cut")
             lines = list(csv.DictReader(text.splitlines()))
             return [
-                Row(int(r["after"]), int(r["task"]), r["name"], float(r["validation"] or "nan"), float(r["test"]))
+                Score(
+                    int(r["after"]), int(r["task"]), r["name"], float(r["validation"] or "nan"), float(r["test"]),
+                    int(r["size"]),
+                )
                 for r in lines
-            ]
-        except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-            raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
-
-    def transfers(self) -> list[LinearProbe]:
-        """transfer.csv; empty where the stream asks for none."""
-        file = self.path / "transfer.csv"
-        if not os.path.lexists(file):
-            return []
-        try:
-            text = plain_text(file)
-            if not text.endswith("\n"):
-                raise ValueError("its last line is cut")
-            found = [
-                LinearProbe(r["name"], float(r["validation"] or "nan"), float(r["test"]), int(r["epochs"]))
-                for r in csv.DictReader(text.splitlines())
-            ]
-            if not all(0 <= one.test <= 1 for one in found):
-                raise ValueError("an accuracy is no fraction")
-            return found
+            ]  # fmt: skip
         except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
             raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
 
     def matrix(self, split: str = "test") -> NDArray[np.float64]:
-        """A[i, j]: accuracy of task j+1 after i tasks (row 0: random initialisation); NaN where it was not measured."""
-        return self.matrix_of(self.rows(), split)
+        """A[i, j]: score of task j+1 after i tasks (row 0: before the first); NaN where it was not measured."""
+        return self.matrix_of(self.scores(), split)
 
-    def matrix_of(self, rows: Sequence[Row], split: str = "test") -> NDArray[np.float64]:
-        """The same of rows that were read already."""
+    def matrix_of(self, rows: Sequence[Score], split: str = "test") -> NDArray[np.float64]:
+        """The same of scores that were read already."""
         if split not in ("test", "validation"):
             raise ValueError(unknown("split", split, ["test", "validation"]))
         tasks = min(max((row.task for row in rows), default=0), len(rows))  # a damaged number must not fill the memory
@@ -261,11 +225,11 @@ class RunDirectory:
             matrix[row.after, row.task - 1] = getattr(row, split)
             last = row.test if row.after == row.task == tasks else last
         if not tasks or not whole or (self.done and np.isnan(last)):  # every method measures this one last
-            raise RunError(f"{self.path / 'accuracy.csv'} is not whole; move the directory away and run again")
+            raise RunError(f"{self.path / SCORES} is not whole; move the directory away and run again")
         return matrix
 
-    def events(self, *, epochs: bool = True) -> Iterator[dict[str, Any]]:
-        """events.jsonl, without lines that are not whole; and without those of single epochs, which are most of it."""
+    def events(self, *, progress: bool = True) -> Iterator[dict[str, Any]]:
+        """events.jsonl, without lines that are not whole; or without those of single steps, which are most of it."""
         file = self.path / "events.jsonl"
         if not os.path.lexists(file):
             return
@@ -274,7 +238,7 @@ class RunDirectory:
         except OSError as error:
             raise RunError(f"{file} cannot be read ({error}); move the directory away and run again") from error
         for line in text.splitlines():
-            if not epochs and line.startswith('{"event": "epoch"'):
+            if not progress and line.startswith('{"event": "progress"'):
                 continue
             try:
                 event = json.loads(line)
@@ -285,7 +249,7 @@ class RunDirectory:
 
     def tasks(self) -> list[dict[str, Any]]:
         """What each task took; of a task that was written twice around a crash, the last."""
-        return self.tasks_of(self.events(epochs=False))
+        return self.tasks_of(self.events(progress=False))
 
     def tasks_of(self, events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same of events that were read already."""
@@ -310,8 +274,8 @@ class RunDirectory:
         return sum(task["samples"] for task in self.tasks())
 
 
-def _shown(accuracy: float) -> str:
-    return "" if np.isnan(accuracy) else f"{accuracy:.6f}"
+def _shown(score: float) -> str:
+    return "" if np.isnan(score) else f"{score:.6f}"
 
 
 def find_runs(root: Path) -> list[RunDirectory]:

@@ -15,19 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from afec.experiments import Progress, StoppedError
 from afec.files import write_text
-from afec.lab.board import Board, check_tensorboard
 from afec.lab.config import RunConfig, differing
 from afec.lab.directory import RunDirectory
 from afec.lab.gpus import available_cores, default_workers, shared_gpus
-from afec.lab.run import run
-from afec.lab.workers import Said, Speaker, Workers
-from afec.learner import Progress
+from afec.lab.local_pool import LocalPool
+from afec.lab.lock import BusyError
+from afec.lab.pool import Channel, Pool
+from afec.lab.run import HERE, Place, run
+from afec.lab.tensorboard import Board, check_tensorboard
 
-__all__ = ["Job", "Outcome", "Watcher", "available_cores", "execute", "marked", "workers_for"]
+__all__ = ["Job", "Outcome", "Watcher", "available_cores", "execute", "labelled", "workers_for"]
 
-TICK = 0.2  # seconds between two looks at what the workers say
-BUSY = "busy"
+TICK = 0.2  # seconds between two looks at the pool's messages
+BUSY, STOPPED = "busy", "stopped"
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,19 @@ class Job:
 
     config: RunConfig
     seed: int
-    device: str | None = None
-    """Where to run it, if not where its configuration says."""
-    mark: str = field(default="", compare=False)
+    place: Place = HERE
+    difference: str = field(default="", compare=False)
     """What tells its configuration from others of the same name in the study."""
 
     @property
     def label(self) -> str:
         """Method, variant and what differs in a grid."""
-        return f"{self.config.label}, {self.mark}" if self.mark else self.config.label
+        return f"{self.config.label}, {self.difference}" if self.difference else self.config.label
 
     @property
-    def where(self) -> str:
-        """The device."""
-        return self.device or str(self.config.training["device"])
+    def device(self) -> str:
+        """Where it runs."""
+        return self.place.device or str(self.config.training.get("device", "cpu"))
 
     def __str__(self) -> str:
         return f"{self.config.benchmark}, {self.label}, seed {self.seed}"
@@ -70,11 +71,11 @@ class Outcome:
 class Watcher(Protocol):
     """Who wants to see it live."""
 
-    def on_phase(self, place: int, job: Job, phase: Progress) -> None:
-        """A worker is here."""
+    def on_progress(self, index: int, job: Job, progress: Progress) -> None:
+        """A run has made a step."""
 
-    def on_wait(self, place: int, job: Job, holder: str) -> None:
-        """A worker waits until somebody else has ended this run."""
+    def on_wait(self, index: int, job: Job, holder: str) -> None:
+        """A run waits until another process has ended it."""
 
     def on_outcome(self, outcome: Outcome) -> None:
         """A job is over."""
@@ -86,22 +87,28 @@ class Watcher(Protocol):
         """Ctrl-C: nothing is begun any more, and so many runs are still to write a checkpoint."""
 
 
-def marked(jobs: Sequence[Job]) -> list[Job]:
+def labelled(jobs: Sequence[Job]) -> list[Job]:
     """The jobs, each saying what tells it from others of the same name: the values of a grid."""
-    marks: dict[tuple[str, str, str], str] = {}
+    texts: dict[tuple[str, str, str], str] = {}
     for name in {(job.config.benchmark, job.config.label) for job in jobs}:
         configs = {j.config.hash: j.config for j in jobs if (j.config.benchmark, j.config.label) == name}
-        marks |= {(*name, key): text for key, text in zip(configs, differing([*configs.values()]), strict=True)}
-    return [replace(job, mark=marks[job.config.benchmark, job.config.label, job.config.hash]) for job in jobs]
+        texts |= {(*name, key): text for key, text in zip(configs, differing([*configs.values()]), strict=True)}
+    return [replace(job, difference=texts[job.config.benchmark, job.config.label, job.config.hash]) for job in jobs]
 
 
 def workers_for(jobs: Sequence[Job]) -> int:
     """As many as there are GPUs, for runs on `cuda`; otherwise one per core."""
-    return default_workers(job.where for job in jobs)
+    return default_workers(job.device for job in jobs)
 
 
 def execute(
-    jobs: Sequence[Job], root: Path, workers: int, watcher: Watcher | None = None, *, board: Path | None = None
+    jobs: Sequence[Job],
+    root: Path,
+    workers: int = 0,
+    watcher: Watcher | None = None,
+    *,
+    board: Path | None = None,
+    pool: Pool | None = None,
 ) -> list[Outcome]:
     """All jobs, in their order. One that fails stops no other; Ctrl-C leaves everything resumable.
 
@@ -111,73 +118,70 @@ def execute(
         workers: how many processes; 0: as `workers_for` says.
         watcher: who wants to see it live.
         board: where to log for TensorBoard.
+        pool: where to run; by default processes of this machine.
     """
     if board is not None:
         check_tensorboard()
     outcomes: dict[int, Outcome] = {}
     todo: dict[tuple[str, str, str, int], list[int]] = {}  # a run that is asked for twice is run once
-    for place, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         directory = RunDirectory.of(root, job.config, job.seed)
         if directory.done:
             directory.tidy()
-            outcomes[place] = Outcome(job, directory, None, fresh=False)
+            outcomes[index] = Outcome(job, directory, None, fresh=False)
             _log(board, directory)
             if watcher:
-                watcher.on_outcome(outcomes[place])
+                watcher.on_outcome(outcomes[index])
         else:
-            todo.setdefault((job.config.benchmark, job.config.method, job.config.hash, job.seed), []).append(place)
-    alike = {places[0]: places for places in todo.values()}
-    # A run that somebody else is at comes last: two studies in one place share the work, and wait for each other at the end.
-    queue = deque((place, False) for place in alike)
+            todo.setdefault((job.config.benchmark, job.config.method, job.config.hash, job.seed), []).append(index)
+    alike = {indices[0]: indices for indices in todo.values()}
+    # A run that another process holds comes last: two studies in one place share the work, and wait for each other at the end.
+    queue = deque((index, False) for index in alike)
+    if pool is None:
+        count = max(1, min(workers or workers_for(jobs), len(queue)))
+        pool = LocalPool(count, shared_gpus(job.device for job in jobs))
 
-    def end(place: int, error: str | None) -> None:
-        for one in alike[place]:
+    def end(index: int, error: str | None) -> None:
+        for one in alike[index]:
             directory = RunDirectory.of(root, jobs[one].config, jobs[one].seed)
             outcomes[one] = Outcome(jobs[one], directory, error, fresh=True)
             if watcher:
                 watcher.on_outcome(outcomes[one])
 
-    with Workers(max(1, min(workers or workers_for(jobs), len(queue))), shared_gpus(job.where for job in jobs)) as pool:
-        try:
-            while queue or pool.busy:
-                while queue and pool.free:
-                    place, patient = queue.popleft()
-                    pool.start(place, partial(_work, jobs[place], root, board, patient))
-                for said in pool.hear(TICK):
-                    if said.what == "over" and said.content == BUSY:
-                        queue.append((said.place, True))
-                    elif said.what == "over":
-                        end(said.place, said.content)
-                    elif said.what == "died":
-                        end(said.place, _failed(jobs[said.place], root, _of_the_dead(said)))
-                    elif watcher:
-                        tell = watcher.on_phase if said.what == "phase" else watcher.on_wait
-                        tell(said.place, jobs[said.place], said.content)
-                if watcher:
-                    watcher.on_tick()
-        except KeyboardInterrupt:
+    try:
+        while queue or pool.busy:
+            while queue and pool.free:
+                index, patient = queue.popleft()
+                pool.start(index, partial(_work, jobs[index], root, board, patient))
+            for message in pool.poll(TICK):
+                if message.kind == "result" and message.content == BUSY:
+                    queue.append((message.index, True))
+                elif message.kind == "result":
+                    end(message.index, message.content)
+                elif message.kind == "died":
+                    end(message.index, _failed(jobs[message.index], root, _how_to_go_on(message.content)))
+                elif watcher:
+                    tell = watcher.on_progress if message.kind == "progress" else watcher.on_wait
+                    tell(message.index, jobs[message.index], message.content)
             if watcher:
-                watcher.on_stop(pool.busy)
-            raise
-    return [outcomes[place] for place in sorted(outcomes)]
+                watcher.on_tick()
+    except KeyboardInterrupt:
+        if watcher:
+            watcher.on_stop(pool.busy)
+        raise
+    finally:
+        pool.stop()
+    return [outcomes[index] for index in sorted(outcomes)]
 
 
-def _of_the_dead(said: Said) -> str:
-    return f"{said.content}; the other runs went on. The same command, or `afec resume`, goes on from its last checkpoint\n"
+def _how_to_go_on(reason: str) -> str:
+    return f"{reason}; the other runs went on. The same command, or `afec resume`, goes on from its last checkpoint\n"
 
 
 def _failed(job: Job, root: Path, text: str) -> str:
     with suppress(OSError):  # it may be the directory itself that cannot be written
         write_text(RunDirectory.of(root, job.config, job.seed).path / "FAILED", text)
     return text
-
-
-class _BusyError(Exception):
-    """Somebody else is at this run."""
-
-
-def _leave(holder: str) -> None:
-    raise _BusyError(holder)
 
 
 def _log(board: Path | None, directory: RunDirectory) -> None:
@@ -188,20 +192,31 @@ def _log(board: Path | None, directory: RunDirectory) -> None:
                 log.update(directory)
 
 
-def _work(job: Job, root: Path, board: Path | None, patient: bool, speaker: Speaker) -> str | None:
-    """One run in a worker; the traceback if it failed, or `BUSY` if somebody else is at it and it is not to be waited for."""
-    say = partial(speaker.say, "phase")
-    wait = partial(speaker.say, "waits") if patient else _leave
+def _work(job: Job, root: Path, board: Path | None, patient: bool, channel: Channel) -> str | None:
+    """One run in a worker; the traceback if it failed, or `BUSY` if another process holds it and it is not to be waited for."""
+    begin = partial(
+        run,
+        job.config,
+        job.seed,
+        root,
+        partial(channel.send, "progress"),
+        on_wait=partial(channel.send, "waiting"),
+        stop=channel.stop,
+        patient=patient,
+        place=job.place,
+    )
     directory = RunDirectory.of(root, job.config, job.seed)
     try:
         if board is None:
-            run(job.config, job.seed, root, say, on_wait=wait, device=job.device)
+            begin()
             return None
         with Board(board, directory) as log:
-            run(job.config, job.seed, root, say, on_wait=wait, on_saved=log.update, device=job.device)
+            begin(on_saved=log.update)
             log.update(directory)
-    except _BusyError:
+    except BusyError:
         return BUSY
+    except StoppedError:
+        return STOPPED
     except Exception:
         return _failed(job, root, traceback.format_exc())
     return None

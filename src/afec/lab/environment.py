@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from afec.learner.machine import processor
-from afec.learner.memo import training_source
+from afec.experiments import training_source
+from afec.randomness import processor
 
 __all__ = ["environment"]
 

@@ -1,7 +1,7 @@
 """One process at a time in a directory: a lock that opens when its holder ends, however it ends, and that says who holds it.
 
-The file `lock` is held by `flock`. Where a system or a file system has none, it is the existence of `lock-held` that counts: a
-holder of this host that is gone is noticed, one of another host cannot be, and whoever waits is told which file to delete.
+The file `lock` is held by the system (`flock`). Where a file system has no such locks, the existence of `lock-held` counts. A
+holder of this host that is gone is noticed; one of another host cannot be, and whoever waits is told which file to delete.
 """
 
 from __future__ import annotations
@@ -9,106 +9,66 @@ from __future__ import annotations
 import errno
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
-__all__ = ["locked"]
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+from afec.experiments import NEVER, Stop, StoppedError
+
+__all__ = ["BusyError", "locked"]
 
 WAIT_SECONDS = 0.2
-UNNAMED_SECONDS = 10.0  # a holder that has not written its name by then was killed before it could
+NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
-class _NoFlockError(Exception):
-    """Here such locks do not exist."""
+class BusyError(Exception):
+    """Another process holds the lock, and it was not to be waited for."""
 
 
 @contextmanager
-def locked(folder: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
-    """A block that one process at a time is in; `on_wait` is told whom we wait for, again and again, and may raise."""
+def locked(
+    folder: Path, on_wait: Callable[[str], None] | None = None, *, stop: Stop = NEVER, patient: bool = True
+) -> Iterator[None]:
+    """A block that one process at a time is in.
+
+    Args:
+        folder: what is locked; it is made where it does not exist.
+        on_wait: told who holds the lock, again and again while we wait.
+        stop: ends the waiting by a `StoppedError`.
+        patient: whether to wait at all; otherwise a `BusyError` is raised.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+", encoding="utf-8") as file:
-        try:
-            while not _flocked(file):
-                _wait(_name(folder / "lock") or "another process", on_wait)
-        except _NoFlockError:
-            with _held(folder / "lock-held", on_wait):
-                yield
-            return
-        with suppress(OSError):  # a full disk: it is locked all the same
-            file.truncate(0)
-            file.write(_own_name())
-            file.flush()
-        yield
-
-
-def _flocked(file: IO[str]) -> bool:
-    if fcntl is None:
-        raise _NoFlockError
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise _NoFlockError from error
-    return True
-
-
-@contextmanager
-def _held(file: Path, on_wait: Callable[[str], None] | None) -> Iterator[None]:
+    holder = folder / "lock-holder"
+    lock: BaseFileLock = FileLock(folder / "lock", fallback_to_soft=False)
     while True:
         try:
-            with file.open("x", encoding="utf-8") as new:
-                new.write(_own_name())
+            lock.acquire(timeout=WAIT_SECONDS if patient else 0, poll_interval=WAIT_SECONDS / 4)
             break
-        except FileExistsError:
-            holder = _name(file)
-            if _gone(file, holder):
-                file.unlink(missing_ok=True)
-            else:
-                _wait(f"{holder or 'another process'} (if that is gone, delete {file})", on_wait)
+        except Timeout:
+            name = _name(holder)
+            if isinstance(lock, SoftFileLock):
+                name += f" (if that is gone, delete {lock.lock_file})"
+            if not patient:
+                raise BusyError(name) from None
+            if stop.asked:
+                raise StoppedError from None
+            if on_wait:
+                on_wait(name)
+        except OSError as error:
+            if isinstance(lock, SoftFileLock) or error.errno not in NO_FLOCK:
+                raise
+            lock = SoftFileLock(folder / "lock-held")
     try:
+        with suppress(OSError):  # a full disk: it is locked all the same
+            holder.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
-        file.unlink(missing_ok=True)
+        lock.release()
 
 
-def _gone(file: Path, holder: str) -> bool:
-    """Whether the holder has certainly ended without giving the lock back."""
-    if not holder:
-        with suppress(OSError):
-            return time.time() - file.stat().st_mtime > UNNAMED_SECONDS
-        return False
-    number, _, host = holder.removeprefix("process ").partition(" on ")
-    if host != platform.node() or os.name != "posix" or not number.isdecimal():
-        return False
-    try:
-        os.kill(int(number), 0)  # asks, and sends nothing
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError, OverflowError):  # somebody else's, or no number of a process
-        return False
-    return False
-
-
-def _own_name() -> str:
-    return f"process {os.getpid()} on {platform.node()}"
-
-
-def _name(file: Path) -> str:
+def _name(holder: Path) -> str:
     with suppress(OSError, ValueError):
-        return file.read_text(encoding="utf-8").strip()
-    return ""
-
-
-def _wait(holder: str, on_wait: Callable[[str], None] | None) -> None:
-    if on_wait:
-        on_wait(holder)
-    time.sleep(WAIT_SECONDS)
+        return holder.read_text(encoding="utf-8").strip() or "another process"
+    return "another process"

@@ -1,5 +1,6 @@
 """Benchmarks as TOML: what may stand in one, and what is said when something else does.
 
+experiment = "…"    what kind of run it is: `supervised` (the default), or one of your own as `file.py:Class`
 [stream]            where the tasks come from: `name`, and the options of that stream
 [net]               the backbone: `name`, `zero_heads`, and the backbone's options
 [training]          the fields of `Schedule` and `Machine`
@@ -12,25 +13,17 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from afec.fisher import KINDS
-from afec.learner import Machine, Schedule
-from afec.methods.expression import METHODS, check_settings, terms_of
+from afec.experiments import SECTIONS, Experiment, Section, find_experiment
 from afec.naming import did_you_mean, unknown
-from afec.nets import NETS, check_backbone
-from afec.streams import check_stream
-from afec.streams.folder import PREFIX
-from afec.streams.registry import FOLDER
 
 __all__ = [
     "FULL",
@@ -38,24 +31,21 @@ __all__ = [
     "Changes",
     "SpecError",
     "benchmark_names",
-    "check_net",
+    "check_methods",
     "condition",
     "factors",
     "load_benchmark",
     "merged",
     "stacked",
-    "training_of",
     "value_of",
     "without_factors",
 ]
 
 FULL = "full"
 """The scale of the file itself."""
-OWN_IMAGES = "folder.toml"
-"""The benchmark that `folder:PATH` stands for."""
-
-Section = dict[str, Any]
-TWINS = {"beta": "forgetting", "forgetting": "beta"}
+PREFIX = "folder:"
+FOLDER, OWN_IMAGES = f"{PREFIX}PATH", "folder.toml"
+"""How a folder of images is asked for, and the benchmark that this stands for."""
 
 
 class SpecError(ValueError):
@@ -77,6 +67,7 @@ class Benchmark(Changes):
     """One benchmark file."""
 
     name: str
+    experiment: str = "supervised"
     scale: dict[str, Changes] = Field(default_factory=dict)
     variant: dict[str, Changes] = Field(default_factory=dict)
     case: dict[str, Changes] = Field(default_factory=dict)
@@ -87,6 +78,11 @@ class Benchmark(Changes):
     def scales(self) -> list[str]:
         """The scales that can be asked for."""
         return [FULL, *self.scale]
+
+    @property
+    def kind(self) -> type[Experiment]:
+        """What its runs are."""
+        return find_experiment(self.experiment)
 
 
 def benchmark_names() -> list[str]:
@@ -129,7 +125,7 @@ def parse_benchmark(text: str, name: str, where: str) -> Benchmark:
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{where}: this is no TOML: {error}") from error
     if "name" in data:
-        raise SpecError(f"{where}: name: unknown key; a benchmark is called as its file is")
+        raise SpecError(f"{where}: name: unknown key; the file name is the benchmark's name")
     try:
         benchmark = Benchmark.model_validate({"name": name, **data})
     except ValidationError as error:
@@ -150,7 +146,6 @@ def load_tuned(path: Path) -> Changes:
         raise SpecError(
             f"{where}: cannot be read as the settings of a tuning ({error}); `afec tune` writes such files"
         ) from error
-    _check_methods(tuned, f"{where}: ")
     return tuned
 
 
@@ -165,20 +160,22 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def stacked(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of methods, merged; β and λ_e are two names of one thing, so a later one takes the place of the other."""
+def stacked(alternatives: Mapping[str, str], *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of methods, merged; of two that say one thing (`alternatives`) a later one takes the place of the other."""
     result: dict[str, Any] = {}
     for layer in layers:
-        result = merged(_without_twins(result, layer), layer)
+        result = merged(_without_alternatives(alternatives, result, layer), layer)
     return result
 
 
-def _without_twins(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _without_alternatives(
+    alternatives: Mapping[str, str], below: Mapping[str, Any], above: Mapping[str, Any]
+) -> dict[str, Any]:
     kept = {}
     for key, value in below.items():
         both = isinstance(value, Mapping) and isinstance(above.get(key), Mapping)
-        if key not in TWINS or TWINS[key] not in above or key in above:
-            kept[key] = _without_twins(value, above[key]) if both else value
+        if key not in alternatives or alternatives[key] not in above or key in above:
+            kept[key] = _without_alternatives(alternatives, value, above[key]) if both else value
     return kept
 
 
@@ -189,7 +186,7 @@ def factors(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_factors(changes: Changes) -> Changes:
     """The changes that give values of their own."""
-    plain = {s: {k: v for k, v in getattr(changes, s).items() if not _factor(v)} for s in ("stream", "net", "training")}
+    plain = {s: {k: v for k, v in getattr(changes, s).items() if not _factor(v)} for s in SECTIONS}
     return changes.model_copy(update=plain)
 
 
@@ -210,7 +207,7 @@ def condition(name: str, where: str) -> tuple[str, str, Any]:
     """The section, key and value that the name of a [case] asks for."""
     path, equals, text = name.partition("=")
     section, _, key = (part.strip() for part in path.partition("."))
-    if not equals or not key or section not in ("stream", "net", "training"):
+    if not equals or not key or section not in SECTIONS:
         raise SpecError(
             f'{where}: case."{name}": expected section.key=value with stream, net or training, e.g. "net.name=vgg11bn"'
         )
@@ -228,39 +225,12 @@ def value_of(text: str) -> Any:
     return found["value"] if len(found) == 1 else text.strip()
 
 
-def training_of(section: Mapping[str, Any]) -> tuple[Schedule, Machine]:
-    """The two records that a [training] section describes."""
-    parts: list[dict[str, Any]] = [{}, {}]
-    names = [{field.name for field in fields(record)} for record in (Schedule, Machine)]
-    for key, value in section.items():
-        if key not in names[0] | names[1]:
-            raise SpecError(f"training.{key}: unknown key{did_you_mean(key, names[0] | names[1])}")
-        parts[0 if key in names[0] else 1][key] = value
-    if parts[0].get("patience") == "off":  # TOML has no None
-        parts[0]["patience"] = None
-    try:
-        return TypeAdapter(Schedule).validate_python(parts[0]), TypeAdapter(Machine).validate_python(parts[1])
-    except ValidationError as error:
-        message = _in_words(error, "", None).removeprefix(": ").removeprefix(": ")
-        raise SpecError(f"training.{message}" if error.errors()[0]["loc"] else f"training: {message}") from error
-
-
-def check_net(section: Mapping[str, Any]) -> None:
-    """Raise for a [net] section that is none: a backbone's name and options, and `zero_heads`, which every net has."""
-    name, zero = section.get("name"), section.get("zero_heads", False)
-    if not isinstance(zero, bool):
-        raise SpecError(f"net.zero_heads: expected true or false; got {zero!r}")
-    options = {key: value for key, value in section.items() if key != "zero_heads"}
-    if isinstance(name, str) and name in NETS:
-        valid = {"name", "zero_heads", *NETS[name].options}
-        for key in options.keys() - valid:
-            there_is = f"The net '{name}' has: {', '.join(sorted(valid))}"
-            raise SpecError(f"net.{key}: unknown key{did_you_mean(key, valid) or '.'} {there_is}")
-    check_backbone(options)
-
-
 def _check(benchmark: Benchmark, where: str) -> None:
     """Every section of the file, of each scale and of each variant, as it would be used."""
+    try:
+        kind = benchmark.kind
+    except ValueError as error:
+        raise SpecError(f"{where}: experiment: {error}") from error
     parts = {"": Changes()} | {f"scale.{n}.": c for n, c in benchmark.scale.items()}
     parts |= {f"variant.{n}.": c for n, c in benchmark.variant.items()}
     for name, change in benchmark.case.items():
@@ -268,55 +238,46 @@ def _check(benchmark: Benchmark, where: str) -> None:
         assumed = Changes.model_validate({section: {key: value}})
         parts[f'case."{name}".'] = Changes.model_validate(merged(assumed.model_dump(), change.model_dump()))
     for prefix, change in parts.items():
-        for section, check in (("stream", check_stream), ("net", check_net), ("training", training_of)):
+        for section in SECTIONS:
             try:
-                check(merged(getattr(benchmark, section), getattr(change, section)))
+                kind.complete(section, merged(getattr(benchmark, section), getattr(change, section)))
             except (ValueError, TypeError) as error:
                 message = str(error)
                 whole = message.startswith((f"{section}.", f"{section}:"))  # a key of the section, or all of it
                 raise SpecError(f"{where}: {prefix}{message if whole else f'{section}.{message}'}") from error
-        _check_methods(benchmark if prefix == "" else change, f"{where}: {prefix}")
+        check_methods(kind, benchmark if prefix == "" else change, f"{where}: {prefix}")
     for name, grids in benchmark.tune.items():
-        _check_grid(name, grids, f"{where}: tune.{name}")
-
-
-def _check_methods(changes: Changes, where: str) -> None:
-    for place, name, settings in _settings(changes, where):
         try:
-            check_settings(name, settings)
+            _known_term(kind, name)
+            kind.check_grid(name, grids)
+        except ValueError as error:
+            raise SpecError(f"{where}: tune.{name}: {error}".replace(f"{name}: .", f"{name}.")) from error
+
+
+def check_methods(kind: type[Experiment], changes: Changes, where: str) -> None:
+    """Raise for a [method] table with a name or a setting that does not exist."""
+    for place, name, settings in _settings(kind, changes, where):
+        try:
+            kind.complete_term(name, settings)
         except ValueError as error:
             raise SpecError(f"{where}method.{place}: {error}") from error
 
 
-def _check_grid(name: str, grids: Section, where: str) -> None:
-    """Lists of numbers for settings of the method, and the Fisher kind that they belong to."""
-    if name not in METHODS:
-        raise SpecError(f"{where}: {unknown('method', name, METHODS)}")
-    belongs = {key: value for key, value in grids.items() if key in ("fisher", "fisher_batch")}
-    try:
-        check_settings(name, grids)
-    except ValueError as error:
-        raise SpecError(f"{where}: {error}") from error
-    if belongs.get("fisher", "exact") not in ("auto", *KINDS):
-        raise SpecError(f"{where}.fisher: {unknown('Fisher kind', str(belongs['fisher']), KINDS)}")
-    for key in grids.keys() - belongs.keys():
-        values = grids[key]
-        numbers = isinstance(values, list) and all(type(v) in (int, float) and 0 <= v < math.inf for v in values)
-        if not numbers or not values:
-            raise SpecError(f"{where}.{key}: expected a list of numbers ≥ 0, such as [1, 10, 100]; got {values!r}")
-    batch = belongs.get("fisher_batch", 1)
-    if type(batch) is not int or batch < 1:
-        raise SpecError(f"{where}.fisher_batch: expected the number of samples in a batch, such as 20; got {batch!r}")
+def _known_term(kind: type[Experiment], name: str) -> None:
+    known = list(kind.known_terms())
+    if known and name not in known:
+        raise ValueError(unknown("method", name, known))
 
 
-def _settings(changes: Changes, where: str) -> Iterator[tuple[str, str, Section]]:
+def _settings(kind: type[Experiment], changes: Changes, where: str) -> Iterator[tuple[str, str, Section]]:
     """The place, the method and the settings of each table under [method]."""
+    known = list(kind.known_terms())
     for key, table in changes.method.items():
-        if key in METHODS:
+        if key in known or (not known and "+" not in key):
             yield key, key, table
             continue
         try:
-            terms = terms_of(key)
+            terms = kind.terms(key)
         except ValueError as error:
             raise SpecError(f"{where}method.{key}: {error}") from error
         for name, settings in table.items():

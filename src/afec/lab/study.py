@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from afec.lab.config import REFERENCES, RunConfig, grid, parse_set, resolve
+from afec.data.root import data_root_is
+from afec.experiments import Context, Experiment
+from afec.lab.config import grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
-from afec.lab.engine import Job, Outcome, Watcher, execute, marked
-from afec.lab.run import build, origin
+from afec.lab.engine import Job, Outcome, Watcher, execute, labelled
+from afec.lab.run import HERE, Place
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark
-from afec.methods.expression import make_method
-from afec.strategy import as_strategy
 
-__all__ = ["check_buildable", "plan", "study", "unfinished", "validation_sizes"]
+__all__ = ["check_runnable", "plan", "study", "unfinished"]
 
 
 def plan(
@@ -26,6 +24,7 @@ def plan(
     scale: str = FULL,
     sets: Sequence[str] = (),
     tuned: Changes | None = None,
+    place: Place = HERE,
 ) -> list[Job]:
     """The jobs, seed by seed, so that a study that is stopped has whole comparisons for its first seeds."""
     used = {term for method in methods for term in method.partition("@")[0].split("+")}
@@ -40,59 +39,25 @@ def plan(
         for method in methods
     ]
     unique = list({(config.benchmark, config.label, config.hash): config for config in configs}.values())
-    return marked([Job(config, seed) for seed in seeds for config in unique])
+    return labelled([Job(config, seed, place) for seed in seeds for config in unique])
 
 
-def check_buildable(jobs: Sequence[Job]) -> list[str]:
-    """Make stream and net of each kind once, so that a value that cannot be is said before anything runs.
-
-    Returns where the initial weights are from, of nets that say so.
-    """
-    kinds: dict[str, list[Job]] = {}
+def check_runnable(jobs: Sequence[Job]) -> list[str]:
+    """Raise for what cannot be run, before anything is; returns what is worth telling, such as where weights are from."""
+    groups: dict[tuple[str, type[Experiment]], list[Job]] = {}
     for job in jobs:
-        kinds.setdefault(repr((job.config.stream, job.config.net)), []).append(job)
+        groups.setdefault((job.config.benchmark, job.config.kind), []).append(job)
     words: dict[str, None] = {}
-    for alike in kinds.values():
-        sizes, weights = _looked_at(alike[0], {job.config.method: job.config for job in alike}.values())
-        if weights:
-            words[f"{alike[0].config.benchmark}: {weights}"] = None
-        for job in {repr((job.config.training, job.device)): job for job in alike}.values():
-            job.config.machine_on(job.device)
-            if not sizes:
-                try:
-                    job.config.schedule.check_without_validation()
-                except ValueError as error:
-                    raise SpecError(f"{job.config.benchmark}: {error}") from error
+    for (benchmark, kind), alike in groups.items():
+        unique = list({job.config.hash: job.config for job in alike}.values())
+        place = alike[0].place
+        try:
+            with data_root_is(place.data):
+                found = kind.check(unique, Context(alike[0].seed, place.device))
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise SpecError(f"{benchmark}: {error}") from error
+        words |= dict.fromkeys(f"{benchmark}: {text}" for text in found)
     return list(words)
-
-
-def validation_sizes(job: Job) -> list[int]:
-    """How many validation images each task has; empty where one of them, or of those to transfer to, has none.
-
-    Makes stream and net, sends one image through it, and says what cannot be.
-    """
-    return _looked_at(job)[0]
-
-
-def _looked_at(job: Job, configs: Iterable[RunConfig] = ()) -> tuple[list[int], str]:
-    """The number of validation images of each task, as in `validation_sizes`, and where the initial weights are from.
-
-    Also says what cannot be of the methods of `configs`, which share stream and net: not every strategy goes with every net.
-    """
-    try:
-        stream, net = build(job.config, job.seed)
-        task = stream.tasks[0]
-        image = task.train.inputs[:1]
-        with torch.no_grad():
-            net.eval().features(image if task.prepare is None else task.prepare(image), task=0)
-        for config in configs:
-            if config.method not in REFERENCES:
-                as_strategy(make_method(config.method, config.settings)).check(net)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise SpecError(f"{job.config.benchmark}: {error}") from error
-    splits = [task.validation for task in stream.tasks]
-    validates = None not in (*splits, *(task.validation for task in stream.transfer))
-    return [split.size for split in splits if split is not None] if validates else [], origin(net)
 
 
 def study(
@@ -107,13 +72,14 @@ def study(
     workers: int | None = None,
     watcher: Watcher | None = None,
     board: Path | None = None,
+    place: Place = HERE,
 ) -> list[Outcome]:
     """Run everything that is not done yet, one process per core (or GPU); what `afec run` does."""
-    jobs = plan(benchmarks, methods, seeds, scale, sets, tuned)
+    jobs = plan(benchmarks, methods, seeds, scale, sets, tuned, place)
     return execute(jobs, root, workers or 0, watcher, board=board)
 
 
-def unfinished(root: Path) -> list[Job]:
+def unfinished(root: Path, place: Place = HERE) -> list[Job]:
     """The runs under `root` that were begun and not finished; a damaged one is named, and stops no other."""
     jobs = []
     faults: list[RunError] = []
@@ -121,7 +87,7 @@ def unfinished(root: Path) -> list[Job]:
         if found.done:
             continue
         try:
-            job = Job(found.config, found.seed)
+            job = Job(found.config, found.seed, place)
         except RunError as error:
             faults.append(error)
             continue
@@ -134,4 +100,4 @@ def unfinished(root: Path) -> list[Job]:
         raise faults[0]
     for fault in faults:
         warnings.warn(f"skipped: {fault}", RuntimeWarning, stacklevel=2)
-    return marked(jobs)
+    return labelled(jobs)

@@ -21,16 +21,15 @@ from typing import Any, Literal
 
 import tomli_w
 
-from afec.gaussian import forgetting_from_beta
+from afec.data.root import data_root_is
+from afec.experiments import Context, Experiment
 from afec.lab.choice import Choice, Trial, choose, effective_images
-from afec.lab.config import REFERENCES, RunConfig, resolve
+from afec.lab.config import RunConfig, resolve
 from afec.lab.directory import RunDirectory, RunError
-from afec.lab.engine import Job, Outcome, Watcher, execute, marked
-from afec.lab.grids import Space, has_grid, search_space
-from afec.lab.hold_out import holding_out
-from afec.lab.spec import FULL, TWINS, Benchmark, SpecError, merged
-from afec.lab.study import check_buildable, validation_sizes
-from afec.methods.expression import terms_of
+from afec.lab.engine import Job, Outcome, Watcher, execute, labelled
+from afec.lab.run import HERE, Place
+from afec.lab.spec import FULL, Benchmark, SpecError, merged
+from afec.lab.study import check_runnable
 from afec.metrics import aac
 from afec.randomness import seed_from
 
@@ -42,7 +41,6 @@ __all__ = [
     "Tuned",
     "planned",
     "rehearse",
-    "search_space",
     "stages",
     "trials_of",
     "tune",
@@ -50,6 +48,8 @@ __all__ = [
 ]
 
 Run = Callable[[Sequence[Job]], list[Outcome]]
+Space = dict[str, tuple[float, ...]]
+"""The values of each setting, by `term.setting`."""
 Search = Literal["grid", "tpe"]
 TPE_TRIALS = 20
 BATCH = 4  # trials that TPE is asked for at once, whatever the number of workers: the same trials everywhere
@@ -62,8 +62,6 @@ class Stage:
     method: str
     space: Space
     kept: dict[str, float] = field(default_factory=dict)
-    hold_out: bool = False
-    """Whether validation data are taken from the training data, because there are no others."""
     images: float = math.inf
     """How many validation images the mean of a trial rests on."""
 
@@ -75,6 +73,7 @@ class Tuned:
     method: str
     best: dict[str, float]
     trials: tuple[Trial, ...]
+    kind: type[Experiment]
 
     @property
     def choices(self) -> dict[str, Choice]:
@@ -97,11 +96,11 @@ class Tuned:
         section: dict[str, Any] = {}
         bests = {stage: choice.trial.values for stage, choice in self.choices.items()}
         for stage, values in {**bests, self.method: self.best}.items():
-            terms, name = _settings(values), stage.partition("@")[0]
+            terms, name = _settings(self.kind, values), stage.partition("@")[0]
             section |= {name: terms} if len(terms) > 1 else terms
         trials = [f"{trial.stage}: {trial.label}: {trial.numbers}" for trial in self.trials]
-        title = ["validation accuracy of every trial in %, mean ± standard deviation over the seeds:"] if trials else []
-        head = "".join(f"# {line}\n" for line in [*comment.splitlines(), *self.remarks, *title, *trials])
+        title = f"validation {self.kind.score.title} of every trial, mean ± standard deviation over the seeds:"
+        head = "".join(f"# {line}\n" for line in [*comment.splitlines(), *self.remarks, title, *trials])
         return head + tomli_w.dumps({"method": section})
 
     def to_csv(self) -> str:
@@ -116,15 +115,12 @@ class Tuned:
         return text.getvalue()
 
 
-def stages(config: RunConfig, *, together: bool) -> list[tuple[str, list[str]]]:
+def stages(config: RunConfig, *, together: bool) -> list[tuple[str, tuple[str, ...]]]:
     """The searches: method (of the variant) and the terms whose settings are searched in it, in order."""
-    terms = [] if config.method in REFERENCES else list(terms_of(config.method))
-    if not terms:
+    found = config.kind.stages(config.method, together=together)
+    if not any(terms for _, terms in found):
         raise SpecError(f"{config.method} has nothing to tune; give a method with a strength, such as ewc or ewc+afec")
-    others = [term for term in terms if term != "afec"]
-    if together or not others or "afec" not in terms:
-        return [(config.label, terms)]
-    return [("+".join(others) + config.label.removeprefix(config.method), others), (config.label, ["afec"])]
+    return [(method + config.label.removeprefix(config.method), terms) for method, terms in found]
 
 
 @dataclass(frozen=True)
@@ -143,6 +139,8 @@ class Plan:
     """λ and λ_e at once, instead of λ first."""
     beta: bool = False
     """β in place of λ_e."""
+    place: Place = HERE
+    """Where the trials run."""
 
 
 def planned(plan: Plan) -> list[tuple[str, Space]]:
@@ -152,9 +150,14 @@ def planned(plan: Plan) -> list[tuple[str, Space]]:
     for method, searched in stages(config, together=plan.together):
         space: Space = {}
         for term in searched:
-            space |= search_space(plan.benchmark, config, term, beta=plan.beta)
+            settings, grid = config.settings.get(term, {}), plan.benchmark.tune.get(term, {})
+            try:
+                values = config.kind.search_space(term, grid, settings, beta=plan.beta)
+            except ValueError as error:
+                raise SpecError(f"{plan.benchmark.name}: {error}") from error
+            space |= {f"{term}.{key}": points for key, points in values.items()}
         found.append((method, space))
-    _check_sets(plan.sets.get("method", {}), {key for _, space in found for key in space})
+    _check_sets(plan, {key for _, space in found for key in space})
     return found
 
 
@@ -162,14 +165,16 @@ def without_grid(plan: Plan) -> list[str]:
     """The terms whose default grid is searched, because the benchmark has none."""
     config = resolve(plan.benchmark, plan.method, plan.scale, plan.sets)
     terms = [term for _, searched in stages(config, together=plan.together) for term in searched]
-    return [term for term in terms if not has_grid(plan.benchmark, term, beta=plan.beta)]
+    grids = plan.benchmark.tune
+    return [term for term in terms if not config.kind.has_grid(term, grids.get(term, {}), beta=plan.beta)]
 
 
-def _check_sets(sets: Mapping[str, Mapping[str, Any]], searched: set[str]) -> None:
+def _check_sets(plan: Plan, searched: set[str]) -> None:
     """Raise for a value that the search would overwrite."""
-    for term, settings in sets.items():
+    same = plan.benchmark.kind.alternatives
+    for term, settings in plan.sets.get("method", {}).items():
         for key in settings:
-            for name in {f"{term}.{key}", f"{term}.{TWINS.get(key, key)}"} & searched:
+            for name in {f"{term}.{key}", f"{term}.{same.get(key, key)}"} & searched:
                 raise SpecError(
                     f"--set method.{term}.{key}: {name} is what this tuning searches; leave it out, or change the grid in "
                     f"[tune.{term}]"
@@ -196,7 +201,7 @@ def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None, *
             raise RunError(f"every trial of {stage.method} failed; the directories under {root} have the tracebacks")
         trials += found
         kept = choose(found).trial.values
-    return Tuned(stage.method, kept, tuple(trials))
+    return Tuned(stage.method, kept, tuple(trials), plan.benchmark.kind)
 
 
 def rehearse(plan: Plan, root: Path) -> list[tuple[Stage, list[dict[str, float]], list[Job]]]:
@@ -222,14 +227,12 @@ def rehearse(plan: Plan, root: Path) -> list[tuple[Stage, list[dict[str, float]]
 def _stages(plan: Plan) -> list[Stage]:
     """The searches, with what there is to measure on; nothing of an earlier stage is kept yet."""
     searched = planned(plan)
-    first = Job(resolve(plan.benchmark, plan.method, plan.scale, plan.sets), plan.seeds[0])
-    sizes = validation_sizes(first)
-    hold_out = not sizes
-    if hold_out:
-        check_buildable([first])  # what is tuned for could not be run otherwise
-        sizes = validation_sizes(replace(first, config=holding_out(first.config)))
+    config = resolve(plan.benchmark, plan.method, plan.scale, plan.sets)
+    check_runnable([Job(config, plan.seeds[0], plan.place)])  # what is tuned for could not be run otherwise
+    with data_root_is(plan.place.data):
+        sizes = config.kind.validation_sizes(_for_tuning(plan, config), Context(plan.seeds[0], plan.place.device))
     images = effective_images(sizes, len(plan.seeds))
-    return [Stage(method, space, hold_out=hold_out, images=images) for method, space in searched]
+    return [Stage(method, space, images=images) for method, space in searched]
 
 
 def _points(plan: Plan, stage: Stage) -> list[dict[str, float]]:
@@ -294,7 +297,7 @@ def _run(plan: Plan, stage: Stage, points: Sequence[dict[str, float]], run: Run)
 
 def _jobs(plan: Plan, stage: Stage, points: Sequence[dict[str, float]]) -> list[Job]:
     values = [{**stage.kept, **point} for point in points]
-    return marked([Job(_config(plan, stage, one), seed) for one in values for seed in plan.seeds])
+    return labelled([Job(_config(plan, stage, one), seed, plan.place) for one in values for seed in plan.seeds])
 
 
 def _trials(
@@ -310,17 +313,23 @@ def _trials(
 
 
 def _config(plan: Plan, stage: Stage, values: Mapping[str, float]) -> RunConfig:
-    method: dict[str, dict[str, Any]] = {term: dict(settings) for term, settings in _settings(values).items()}
-    config = resolve(plan.benchmark, stage.method, plan.scale, merged(plan.sets, {"method": method}))
-    return holding_out(config) if stage.hold_out else config
+    kind = plan.benchmark.kind
+    config = resolve(plan.benchmark, stage.method, plan.scale, merged(plan.sets, {"method": _settings(kind, values)}))
+    return _for_tuning(plan, config)
 
 
-def _settings(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """`term.setting` as tables of the terms; β as its λ_e, so that a run has one name, and one hash, for both."""
+def _for_tuning(plan: Plan, config: RunConfig) -> RunConfig:
+    """The same run with validation data, where the benchmark has none."""
+    with data_root_is(plan.place.data):
+        found = config.kind.for_tuning(config, Context(plan.seeds[0], plan.place.device))
+    assert isinstance(found, RunConfig), "for_tuning changes sections, and nothing else"
+    return found
+
+
+def _settings(kind: type[Experiment], values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """`term.setting` as tables of the terms, as a configuration has them: a run has one name, and one hash."""
     terms: dict[str, dict[str, float]] = {}
     for key, value in values.items():
-        term, _, setting = key.partition(".")
-        if setting == "beta":
-            setting, value = "forgetting", forgetting_from_beta(value)
+        term, _, setting = key.rpartition(".")
         terms.setdefault(term, {})[setting] = value
-    return terms
+    return {term: dict(kind.searched_settings(term, settings)) for term, settings in terms.items()}

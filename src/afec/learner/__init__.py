@@ -1,14 +1,16 @@
 """Learning task after task: the training loop, and a learner for people without a loop of their own."""
 
-from afec.learner.fit import Epoch, Fit, LossFn, NotFiniteError, OnEpoch, Stop, StoppedError
+from afec.learner.fit import NEVER, Epoch, Fit, LossFn, NotFiniteError, OnEpoch, Stop, StoppedError
 from afec.learner.learner import Learner, Score
 from afec.learner.linear_probe import LinearProbe
 from afec.learner.machine import Machine
-from afec.learner.memo import Memo
-from afec.learner.records import Progress, Stopwatch, TaskRecord
+from afec.learner.memo import Memo, training_source
+from afec.learner.records import PHASES, Progress, Stopwatch, TaskRecord
 from afec.strategy import Plateau, Schedule
 
 __all__ = [
+    "NEVER",
+    "PHASES",
     "Epoch",
     "Fit",
     "Learner",
@@ -26,4 +28,5 @@ __all__ = [
     "StoppedError",
     "Stopwatch",
     "TaskRecord",
+    "training_source",
 ]

@@ -19,7 +19,7 @@ from afec.learner.machine import Machine
 from afec.randomness import forked, reseed, seed_from
 from afec.strategy import Plateau, Schedule
 
-__all__ = ["Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch", "Stop", "StoppedError"]
+__all__ = ["NEVER", "Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch", "Stop", "StoppedError"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -39,6 +39,14 @@ class Stop(Protocol):
     def asked(self) -> bool:
         """Whether to stop now."""
         ...
+
+
+class _Never:
+    asked = False
+
+
+NEVER: Stop = _Never()
+"""The token of whoever never stops."""
 
 
 class Data(Protocol):

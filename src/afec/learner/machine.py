@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Machine", "processor"]
-
-
-def processor() -> str:
-    """The model of the processor, where the system tells: numbers are the same bit for bit on one model only."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+__all__ = ["Machine"]
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from afec.files import FileError, load_tree, save_tree
 from afec.learner.fit import Fit
-from afec.learner.machine import processor
 from afec.learner.tasks import Batches
+from afec.randomness import processor
 
 __all__ = ["Memo", "training_source"]
 

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from afec.lab import REFERENCES
 from afec.metrics import aac_curve, new_task_accuracy
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
 from afec.report.paired import mean_and_std, number
@@ -249,9 +248,7 @@ def _curve(rows: Rows, row: Line, of: Callable[[NDArray[np.float64]], NDArray[np
     length = min(map(len, curves))
     pairs = [mean_and_std([100 * float(curve[place]) for curve in curves]) for place in range(length)]
     x = tuple(float(place + 1) for place in range(length))
-    return Trace(
-        row.label, _colour(rows, row), x, *_columns(pairs), len(curves), dashed=row.config.method in REFERENCES
-    )
+    return Trace(row.label, _colour(rows, row), x, *_columns(pairs), len(curves), dashed=row.config.reference)
 
 
 def _bars(
@@ -262,7 +259,7 @@ def _bars(
         known = [scale * value for value in values(row)]
         if known and not any(map(math.isnan, known)):
             centre, spread = mean_and_std(known)
-            dashed = row.config.method in REFERENCES
+            dashed = row.config.reference
             traces.append(Trace(row.label, _colour(rows, row), (0,), (centre,), (spread,), len(known), dashed=dashed))
     return Bars(title, unit, tuple(traces), digits)
 

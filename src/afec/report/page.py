@@ -15,7 +15,6 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from afec.lab import REFERENCES
 from afec.report.chart import Figure
 from afec.report.export import latex_of, to_csv, to_markdown
 from afec.report.figures import figures_of
@@ -160,7 +159,7 @@ def _exports(rows: list[Line], sheets: list[Sheet], mark: str) -> list[tuple[str
 def _headlines(rows: Sequence[Line], gains: Sheet | None) -> list[str]:
     """What came out, in words: the best average, then AFEC's gain at the same schedule and at equal compute."""
     said = []
-    known = [(mean(v), row) for row in rows if row.config.method not in REFERENCES and (v := row.values("aac"))]
+    known = [(mean(v), row) for row in rows if not row.config.reference and (v := row.values("aac"))]
     ranked = sorted(((value, row) for value, row in known if not math.isnan(value)), key=lambda pair: -pair[0])
     if ranked:
         best = ranked[0][1]

@@ -9,19 +9,17 @@ from pathlib import Path
 
 import torch
 
-from afec.files import FileError, load_tree
-from afec.lab import RunConfig, RunDirectory, build
+from afec.experiments.supervised import LEARNER, build
+from afec.files import FileError
+from afec.lab import RunConfig, RunDirectory
 from afec.lab.plain import check_plain
-from afec.learner import Machine
-from afec.learner.tasks import BatchLoss, outputs_of
-from afec.methods.expression import METHODS
+from afec.learner import Learner, Machine
 from afec.nets import Readout
 from afec.report.circle import Panel, draw_circles
 from afec.report.drawn import draw_figure
 from afec.report.figures import accuracy, new_tasks
 from afec.report.reading import Runs
 from afec.report.table import Line, lines, one_problem, readable
-from afec.strategy import Strategy
 from afec.streams import Stream, Task
 from afec.streams.regression import Arrangement
 
@@ -56,34 +54,28 @@ def draw_predictions(path: Path, runs: Runs) -> None:
 
 def circles(net: Readout, stream: Stream, config: RunConfig, run: RunDirectory) -> list[Panel]:
     """The circle of each task, by the weights of one run; `net` and `stream` are those of its problem and seed."""
-    load_weights(net, config, run, len(stream.tasks))
-    return [_panel(net, config, task, number) for number, task in enumerate(stream.tasks)]
+    learner = load_learner(net, config, run)
+    return [_panel(learner, task) for task in stream.tasks]
 
 
-def load_weights(net: Readout, config: RunConfig, run: RunDirectory, tasks: int) -> None:
-    """The weights of a finished run of so many tasks into the net of its problem."""
-    for term in config.method.split("+"):
-        make = METHODS[term].make if term in METHODS else None
-        if make is not None and issubclass(make, Strategy) and make.outputs is not Strategy.outputs:
-            raise ValueError(
-                f"{term} predicts in a way of its own, from what it keeps beside the net; a run directory has the net only"
-            )
-    file = run.path / "weights" / f"task{tasks}.safetensors"
+def load_learner(net: Readout, config: RunConfig, run: RunDirectory) -> Learner:
+    """A finished run as a learner that predicts, in the net of its problem; wherever it was run, it is drawn here."""
+    machine = Machine(channels_last=bool(config.training.get("channels_last")))
+    method = None if config.reference else make_method(config.method, config.settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # said when it was run
+        learner = Learner(net, method, machine=machine, progress=False)
+    file = run.path / LEARNER
     if os.path.lexists(file):
         try:
             check_plain(file)
         except OSError as error:
             raise FileError(str(error)) from error
-    weights = load_tree(file)
-    try:
-        net.load_state_dict(weights)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise FileError(f"{file}: these are not the weights of this run's net ({error})") from error
+    return learner.load(file)
 
 
-def _panel(net: Readout, config: RunConfig, task: Task, number: int) -> Panel:
-    machine = Machine(channels_last=config.training["channels_last"])  # wherever it was run, it is drawn here
-    outputs = outputs_of(net, BatchLoss.of(number, task, machine), task.test.inputs)
+def _panel(learner: Learner, task: Task) -> Panel:
+    outputs = learner.outputs(task.test.inputs, task)
     assert isinstance(task.decode, Arrangement), "a regression on the circle"
     angles = task.decode.directions(outputs)
     points = torch.stack((angles.cos(), angles.sin()), dim=1) if task.decode.output == "angle" else outputs

@@ -13,13 +13,13 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
+from afec.experiments.supervised import build
 from afec.files import FileError
-from afec.lab import RunDirectory, build
-from afec.learner import Machine
+from afec.lab import RunDirectory
 from afec.nets import Readout
 from afec.report.circle import Panel
 from afec.report.figures import drawn_methods
-from afec.report.picture import circles, load_weights
+from afec.report.picture import circles, load_learner
 from afec.report.saliency import captum_is_there, last_convolution, look, scene
 from afec.report.svg import draw_circle
 from afec.report.table import Line
@@ -139,10 +139,7 @@ def _seed_rows(
         tiles[number].append(Tile(_image(found.image), stream.tasks[-1].class_name(found.true)))
     for row in methods:
         try:
-            load_weights(net, row.config, _run_of(row, seed), len(stream.tasks))
-            looks = look(
-                net, stream, list(numbers), Machine(channels_last=bool(row.config.training.get("channels_last")))
-            )
+            looks = look(load_learner(net, row.config, _run_of(row, seed)), stream, list(numbers))
         except _EXPECTED as error:
             faults[row.label] = str(error)
             for line in tiles:
@@ -150,7 +147,7 @@ def _seed_rows(
             continue
         for line, one in zip(tiles, looks, strict=True):
             mark, state = ("✓", "right") if one.correct else ("✗", "wrong")
-            line.append(Tile(_image(one.heat), f"{mark} {stream.tasks[-1].class_name(one.predicted)}", state))
+            line.append(Tile(_image(one.heat), f"{mark} {one.predicted}", state))
     return [(f"seed {seed}: {stream.tasks[-1].name}", tuple(line)) for line in tiles]
 
 

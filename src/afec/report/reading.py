@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afec.lab import RunConfig, RunDirectory, RunError
+from afec.lab.directory import SCORES
 from afec.lab.plain import plain_text
-from afec.lab.run import ORIGIN
 from afec.learner import LinearProbe
 
 __all__ = ["Reading", "Runs", "damaged", "read", "whole"]
@@ -101,7 +102,7 @@ def read(config: RunConfig, run: RunDirectory) -> Reading:
     state = "finished" if run.done else "failed" if (failure := run.failure) is not None else "unfinished"
     try:
         _ = run.seed
-        rows = run.rows() if state == "finished" or (run.path / "accuracy.csv").exists() else []
+        rows = run.scores() if state == "finished" or (run.path / SCORES).exists() else []
         reading = Reading(
             run,
             state,
@@ -110,12 +111,12 @@ def read(config: RunConfig, run: RunDirectory) -> Reading:
             matrix=run.matrix_of(rows) if rows or state == "finished" else None,
             validation=run.matrix_of(rows, "validation") if rows else None,
             names=tuple({row.task: row.name for row in rows}.values()),
-            transfers=tuple(run.transfers()),
+            transfers=tuple(_transfers(run)),
             cost=_numbers(run.path / "DONE") if state == "finished" else {},
             environment=_environment(run.path / "env.json"),
             **_events(run),
         )
-        _check(reading)
+        _check(reading, config)
     except RunError as error:
         return damaged(run, str(error), config)
     except (ValueError, KeyError, TypeError, OSError, OverflowError, csv.Error) as error:
@@ -141,22 +142,41 @@ def whole(runs: Runs) -> list[Reading]:
 
 def _events(run: RunDirectory) -> dict[str, Any]:
     notes, origin = [], ""
-    events = list(run.events(epochs=False))
+    events = list(run.events(progress=False))
     for event in events:
-        if event.get("event") in ("note", "origin"):
-            text = str(event.get("text", ""))
-            if text.startswith(ORIGIN):  # in older runs a note, though nothing went wrong
-                origin = text
-            else:
-                notes.append(text)
+        if event.get("event") == "origin":
+            origin = str(event.get("text", ""))
+        elif event.get("event") == "note":
+            notes.append(str(event.get("text", "")))
     return {"tasks": tuple(run.tasks_of(events)), "notes": tuple(notes), "origin": origin}
 
 
-def _check(reading: Reading) -> None:
-    """Numbers that are no accuracies, or no costs, are found here and not in the middle of a table."""
-    for matrix in (reading.matrix, reading.validation):
-        if matrix is not None and not (np.isnan(matrix) | ((matrix >= 0) & (matrix <= 1))).all():
+def _transfers(run: RunDirectory) -> list[LinearProbe]:
+    """transfer.csv; empty where the stream asks for none."""
+    file = run.path / "transfer.csv"
+    if not os.path.lexists(file):
+        return []
+    try:
+        text = plain_text(file)
+        if not text.endswith("\n"):
+            raise ValueError("its last line is cut")
+        found = [
+            LinearProbe(r["name"], float(r["validation"] or "nan"), float(r["test"]), int(r["epochs"]))
+            for r in csv.DictReader(text.splitlines())
+        ]
+        if not all(0 <= one.test <= 1 for one in found):
             raise ValueError("an accuracy is no fraction from 0 to 1")
+    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+        raise RunError(f"{file} cannot be read ({error!r}); move the directory away and run again") from error
+    return found
+
+
+def _check(reading: Reading, config: RunConfig) -> None:
+    """Numbers that are no scores, or no costs, are found here and not in the middle of a table."""
+    kind = config.score_kind
+    for matrix in (reading.matrix, reading.validation):
+        if matrix is not None and not (np.isnan(matrix) | ((matrix >= kind.low) & (matrix <= kind.high))).all():
+            raise ValueError(f"a score is no {kind.name} from {kind.low:g} to {kind.high:g}")
     if reading.epochs < 0 or reading.samples < 0:
         raise ValueError("a negative number of epochs or samples")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib as mpl
 import numpy as np
@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afec.learner import Machine
+from afec.learner import Learner
 from afec.learner.tasks import BatchLoss
-from afec.nets import Readout
 from afec.streams import Stream, Task
 
 __all__ = ["Look", "Scene", "captum_is_there", "last_convolution", "look", "scene"]
@@ -33,7 +32,8 @@ class Look:
 
     heat: Image
     """(96, 96, 3): the image under its heat map."""
-    predicted: int
+    predicted: str
+    """The name of the class."""
     correct: bool
 
 
@@ -63,32 +63,41 @@ def scene(stream: Stream, row: int) -> Scene:
     return Scene(_pixels(_seen(task, [row])[0]), int(task.test.targets[row]))
 
 
-def look(net: Readout, stream: Stream, rows: Sequence[int], machine: Machine) -> list[Look]:
-    """Grad-CAM of the class that the net predicts, in the last convolution."""
+def look(learner: Learner, stream: Stream, rows: Sequence[int]) -> list[Look]:
+    """Grad-CAM of the class that the learner predicts, in the last convolution of its net."""
     from captum.attr import LayerAttribution, LayerGradCam
 
-    number, task = len(stream.tasks) - 1, stream.tasks[-1]
+    net, number, task = learner.net, len(stream.tasks) - 1, stream.tasks[-1]
     layer = last_convolution(net.backbone)
     if layer is None or task.loss != "cross_entropy":
         raise ValueError("Grad-CAM needs a classification by a net with convolutions")
-    kept = task.test.inputs[list(rows)]
-    inputs = BatchLoss.of(number, task, machine).prepared(kept)
+    loss = BatchLoss.of(number, task, learner.machine)
+    inputs, prepared = loss.prepared(task.test.inputs[list(rows)]), replace(loss, prepare=None)
+
+    def outputs(batch: Tensor) -> Tensor:
+        return learner.strategy.outputs(net, prepared, (batch,))
+
     mode = net.training
     net.eval()
     try:
         with torch.no_grad():
-            predicted = net(inputs, task=number).argmax(1)
-        cam = LayerGradCam(lambda batch: net(batch, task=number), layer)
-        heat = cam.attribute(inputs, target=predicted, relu_attributions=True).detach()
+            predicted = outputs(inputs).argmax(1)
+        heat = LayerGradCam(outputs, layer).attribute(inputs, target=predicted, relu_attributions=True).detach()
         heat = LayerAttribution.interpolate(heat, (SIZE, SIZE), "bilinear")[:, 0]
     finally:
         net.train(mode)
+    names = _output_names(stream, net.scenario)
+    targets = net.output_targets(number, task.test.targets[list(rows)])
     return [
-        Look(_blend(_pixels(image), one), int(guess), int(guess) == int(true))
-        for image, one, guess, true in zip(
-            _seen(task, rows), heat, predicted, task.test.targets[list(rows)], strict=True
-        )
+        Look(_blend(_pixels(image), one), names[int(guess)], int(guess) == int(true))
+        for image, one, guess, true in zip(_seen(task, rows), heat, predicted, targets, strict=True)
     ]
+
+
+def _output_names(stream: Stream, scenario: str) -> list[str]:
+    """What the outputs stand for: the classes of the last task, or, with one classifier for all, of every task."""
+    tasks = stream.tasks if scenario == "class" else stream.tasks[-1:]
+    return [task.class_name(number) for task in tasks for number in range(task.outputs)]
 
 
 def _seen(task: Task, rows: Sequence[int]) -> Tensor:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from afec.lab import REFERENCES
 from afec.lab.spec import FULL
 from afec.metrics import aac
 from afec.report.compared import Compared, compare
@@ -73,7 +72,7 @@ def ordered(rows: Sequence[Line]) -> list[Line]:
     bases = list(dict.fromkeys(_base(row) for row in rows))
 
     def place(row: Line) -> tuple[object, ...]:
-        reference = row.config.method in REFERENCES
+        reference = row.config.reference
         weights = [s.get("strength", 0) for s in row.config.settings.values()]
         known = [float(w) for w in weights if isinstance(w, int | float)]
         terms = row.config.method.split("+")
@@ -149,7 +148,7 @@ def after_tasks(rows: Sequence[Line]) -> Sheet | None:
         head += [f"A{k}", f"A{k}, {PAPER}"] if k in beside else [f"A{k}"]
     body = []
     values = {k: [_after(row, k) for row in rows] for k in steps}
-    competes = [row.config.method not in REFERENCES for row in rows]
+    competes = [not row.config.reference for row in rows]
     tops = {k: top([mean(v) if c else math.nan for c, v in zip(competes, values[k], strict=True)]) for k in steps}
     for place, row in enumerate(rows):
         line = [Cell(row.label)]
@@ -267,5 +266,5 @@ def _after(row: Line, k: int) -> list[float]:
 
 def _best(rows: Sequence[Line], metric: str) -> Line | None:
     sign = -1 if metric in LOWER_IS_BETTER else 1
-    place = top([math.nan if row.config.method in REFERENCES else sign * mean(row.values(metric)) for row in rows])
+    place = top([math.nan if row.config.reference else sign * mean(row.values(metric)) for row in rows])
     return None if place is None else rows[place]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from afec.lab import REFERENCES, RunConfig, RunDirectory
+from afec.lab import RunConfig, RunDirectory
 from afec.lab.config import differing
 from afec.metrics import summary
 from afec.report.compared import compare
@@ -272,7 +272,7 @@ def _in_words(ours: str, theirs: str, difference: Paired, metric: str) -> str:
 
 def _best(rows: Sequence[Line], metric: str) -> Line | None:
     """The row with the highest mean; bounds and references do not compete."""
-    place = top([math.nan if row.config.method in REFERENCES else mean(row.values(metric)) for row in rows])
+    place = top([math.nan if row.config.reference else mean(row.values(metric)) for row in rows])
     return None if place is None else rows[place]
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from afec.lab import REFERENCES
 from afec.lab.spec import FULL
 from afec.report.compared import without_afec
 from afec.report.paired import TIE
@@ -136,7 +135,7 @@ def missing_runs(rows: Sequence[Line], readings: Sequence[Reading]) -> list[tupl
     """Seeds that other rows of the study have and this one has not even begun."""
     begun = {(one.config.label, one.config.hash, one.run.seed) for one in readings if one.config}
     seeds = sorted({seed for _, _, seed in begun})
-    methods = [row for row in rows if row.config.method not in REFERENCES]
+    methods = [row for row in rows if not row.config.reference]
     return [(row, seed) for row in methods for seed in seeds if (row.config.label, row.config.hash, seed) not in begun]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
-from small_lab import quick_config, quick_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from afec.cli import main
 from afec.lab import Job, RunDirectory, SpecError, execute, find_runs, run
-from afec.lab.board import FILES, Board, scalars
+from afec.lab.tensorboard import FILES, Board, scalars
 from afec.metrics import aac_curve
+from small_lab import quick_config, quick_file
+from stopped_runs import run_until, steps
 
 
 def logged(folder):
@@ -33,17 +34,17 @@ def test_a_log_has_what_the_run_directory_has(method, in_process, tmp_path):
     found = outcome.directory
     seen = logged(of(tmp_path / "board", found))
     assert seen == pytest.approx(scalars(found), rel=1e-6)
-    epochs = [event for event in found.events() if event["event"] == "epoch"]
+    epochs = [event for event in found.events() if event["event"] == "progress"]
     assert {(f"lr/task{task}/{'joint' if method == 'joint' else 'train'}", 1) for task in (1, 2, 3)} <= seen.keys()
-    assert len([tag for tag, _ in seen if tag.startswith("validation_loss/")]) == len(epochs)
+    assert len([tag for tag, _ in seen if tag.startswith("loss/")]) == len(epochs)
     for event in epochs:
         place = f"task{event['task']}/{event['phase']}", event["number"]
-        assert seen[f"validation_loss/{place[0]}", place[1]] == pytest.approx(event["loss"], rel=1e-6)
+        assert seen[f"loss/{place[0]}", place[1]] == pytest.approx(event["loss"], rel=1e-6)
         assert seen[f"lr/{place[0]}", place[1]] == pytest.approx(event["lr"], rel=1e-6)
-    for row in found.rows():
-        assert seen[f"accuracy/test/task{row.task}", row.after] == pytest.approx(row.test, rel=1e-6)
-        assert seen[f"accuracy/validation/task{row.task}", row.after] == pytest.approx(row.validation, rel=1e-6)
-    averages = {step: value for (tag, step), value in seen.items() if tag == "aac/test"}
+    for score in found.scores():
+        assert seen[f"accuracy/test/task{score.task}", score.after] == pytest.approx(score.test, rel=1e-6)
+        assert seen[f"accuracy/validation/task{score.task}", score.after] == pytest.approx(score.validation, rel=1e-6)
+    averages = {step: value for (tag, step), value in seen.items() if tag == "average/test"}
     if method == "scratch":  # of the first task alone
         assert set(averages) == {1}
     else:
@@ -57,31 +58,21 @@ def test_the_run_is_the_same_with_and_without_a_log(in_process, tmp_path):
     (one,) = execute([job], tmp_path / "a", 1, board=tmp_path / "board")
     (two,) = execute([job], tmp_path / "b", 1)
     assert one.directory.path.relative_to(tmp_path / "a") == two.directory.path.relative_to(tmp_path / "b")
-    for name in ("accuracy.csv", "config.toml"):
+    for name in ("scores.csv", "config.toml"):
         assert (one.directory.path / name).read_bytes() == (two.directory.path / name).read_bytes()
     assert not list((tmp_path / "a").rglob(FILES))
-
-
-class Stop(BaseException):
-    pass
 
 
 @pytest.mark.parametrize("epochs", [1, 3, 5])
 def test_a_run_that_was_stopped_goes_on_in_its_log_without_doubled_steps(epochs, in_process, tmp_path):
     config, board = quick_config("ewc", "three"), tmp_path / "board"
-    found, seen = RunDirectory.of(tmp_path, config, 0), []
-
-    def stop(phase):
-        seen.append(phase)
-        if len(seen) == epochs:
-            raise Stop
-
-    with pytest.raises(Stop), Board(board, found) as log:
-        run(config, 0, tmp_path, stop, on_saved=log.update)
+    found = RunDirectory.of(tmp_path, config, 0)
+    with Board(board, found) as log:
+        run_until(steps(epochs), config, tmp_path, on_saved=log.update)
     begun = logged(of(board, found))
     assert begun == pytest.approx(scalars(found), rel=1e-6)
     # As after a kill between the events and their checkpoint: the last epoch is there, and will be done again.
-    event = next(event for event in reversed(list(found.events())) if event["event"] == "epoch")
+    event = next(event for event in reversed(list(found.events())) if event["event"] == "progress")
     found.append_events([{**event, "number": event["number"] + 1, "loss": 1e9}])
     execute([Job(config, 0)], tmp_path, 1, board=board)
     whole = run(config, 0, tmp_path / "whole")

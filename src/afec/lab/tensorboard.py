@@ -2,10 +2,9 @@
 
 `<board>/<benchmark>/<method>/<hash>/seed<k>/` has, of the run in the directory of the same name:
 
-validation_loss/task1/train   by epoch; `theta_e` for the expansion, `joint` for all data at once
-lr/task1/train                by epoch
-accuracy/test/task1           by the number of tasks learned; 0 is at random initialisation
-aac/test                      averaged over the tasks learned, by their number
+loss/task1/train       by step, and so is everything else that a step says (`lr`); `theta_e` for the expansion
+accuracy/test/task1    the score, by the number of tasks learned; 0 is before the first
+average/test           the mean score over the tasks learned, by their number
 """
 
 from __future__ import annotations
@@ -38,24 +37,25 @@ def scalars(directory: RunDirectory) -> dict[tuple[str, int], float]:
     """Everything that there is to see of a run so far, by tag and step; of an epoch that was written twice, the last."""
     found: dict[tuple[str, int], float] = {}
     for event in directory.events():
-        if event.get("event") == "epoch" and event.get("phase") != "transfer":  # of another task each
+        if event.get("event") == "progress" and event.get("phase") != "transfer":  # of another task each
             place, step = f"task{event['task']}/{event['phase']}", int(event["number"])
-            found[f"validation_loss/{place}", step] = float(event["loss"])
-            found[f"lr/{place}", step] = float(event["lr"])
-    return found | dict(_accuracies(directory))
+            for key, value in event.items():
+                if key not in ("task", "number") and type(value) in (int, float):
+                    found[f"{key}/{place}", step] = float(value)
+    return found | dict(_scores(directory))
 
 
-def _accuracies(directory: RunDirectory) -> Iterator[tuple[tuple[str, int], float]]:
-    rows = directory.rows()
+def _scores(directory: RunDirectory) -> Iterator[tuple[tuple[str, int], float]]:
+    kind, scores = directory.config.score, directory.scores()
     for split in ("validation", "test"):
-        known = [(row.after, row.task, getattr(row, split)) for row in rows]
+        known = [(score.after, score.task, getattr(score, split)) for score in scores]
         known = [(after, task, value) for after, task, value in known if value == value]  # NaN: there is no such split
         for after, task, value in known:
-            yield (f"accuracy/{split}/task{task}", after), value
+            yield (f"{kind}/{split}/task{task}", after), value
         for number in sorted({after for after, _, _ in known} - {0}):
             learned = [value for after, task, value in known if after == number and task <= number]
-            if len(learned) == number:  # `scratch` measures the newest task only
-                yield (f"aac/{split}", number), sum(learned) / number
+            if len(learned) == number:  # a reference may measure the newest task only
+                yield (f"average/{split}", number), sum(learned) / number
 
 
 class Board:

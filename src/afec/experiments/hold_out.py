@@ -9,19 +9,13 @@ from dataclasses import replace
 
 import torch
 
-from afec.lab.config import RunConfig
 from afec.randomness import seed_from
 from afec.streams import Split, Stream, Task
 
-__all__ = ["HOLD_OUT", "held_out", "holding_out"]
+__all__ = ["HOLD_OUT", "PART", "held_out"]
 
 HOLD_OUT = "hold_out"
 PART = 0.1
-
-
-def holding_out(config: RunConfig) -> RunConfig:
-    """The same run, with validation data taken from the training data of each task that has none."""
-    return replace(config, stream={**config.stream, HOLD_OUT: PART})
 
 
 def held_out(stream: Stream, part: float, seed: int) -> Stream:

@@ -11,21 +11,20 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from afec.experiments import Progress as Step
 from afec.lab.engine import Job, Outcome
-from afec.learner import Progress as LearnerProgress
-from afec.learner.records import PHASES
 
-__all__ = ["Watch"]
+__all__ = ["LiveProgress"]
 
 
-class Watch(AbstractContextManager["Watch"]):
+class LiveProgress(AbstractContextManager["LiveProgress"]):
     """What is running, done and failed, and about how long it will take."""
 
     def __init__(self, console: Console, total: int) -> None:
         self.console, self.total = console, total
         self.done = self.skipped = self.failed = 0
         self.start = time.monotonic()
-        self.running: dict[int, tuple[Job, LearnerProgress | str]] = {}
+        self.running: dict[int, tuple[Job, Step | str]] = {}
         """Where each run is, or whom it waits for."""
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -34,7 +33,7 @@ class Watch(AbstractContextManager["Watch"]):
         self.line = self.bar.add_task("runs", total=total, left="")
         self.live = Live(self._view(), console=console, refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LiveProgress:
         if self.console.is_terminal:
             self.live.start()
         return self
@@ -42,26 +41,26 @@ class Watch(AbstractContextManager["Watch"]):
     def __exit__(self, *exception: object) -> None:
         self.live.stop()
 
-    def on_phase(self, place: int, job: Job, phase: LearnerProgress) -> None:
-        """A worker is here."""
-        self.running[place] = (job, phase)
+    def on_progress(self, index: int, job: Job, progress: Step) -> None:
+        """A run has made a step."""
+        self.running[index] = (job, progress)
 
-    def on_wait(self, place: int, job: Job, holder: str) -> None:
-        """A worker waits until somebody else has ended this run."""
-        known = self.running.get(place)
-        self.running[place] = (job, holder)
+    def on_wait(self, index: int, job: Job, holder: str) -> None:
+        """A run waits until another process has ended it."""
+        known = self.running.get(index)
+        self.running[index] = (job, holder)
         if not self.console.is_terminal and known != (job, holder):
             print(f"[{self._took():5.0f} s] {job}: waits for {holder}", flush=True)
 
     def on_stop(self, running: int) -> None:
-        """Say at once that Ctrl-C was heard: an epoch may be long."""
+        """Say at once that Ctrl-C was heard: a step may be long."""
         if running:
-            runs = "1 run ends its epoch and writes" if running == 1 else f"{running} runs end their epochs and write"
+            runs = "1 run ends its step and writes" if running == 1 else f"{running} runs end their steps and write"
             print(f"stopping: {runs} a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
     def on_outcome(self, outcome: Outcome) -> None:
         """A job is over."""
-        self.running = {place: pair for place, pair in self.running.items() if pair[0] != outcome.job}
+        self.running = {index: pair for index, pair in self.running.items() if pair[0] != outcome.job}
         self.skipped += not outcome.fresh
         self.failed += outcome.error is not None
         self.done += 1
@@ -87,17 +86,15 @@ class Watch(AbstractContextManager["Watch"]):
 
     def _view(self) -> Group:
         table = Table(box=None, padding=(0, 2))
-        for name in ("running", "seed", "task", "", "epoch", "learning rate", "validation loss"):
-            table.add_column(name, justify="left" if name in ("running", "task", "") else "right")
-        for job, phase in self.running.values():
-            if isinstance(phase, str):
-                table.add_row(job.label, str(job.seed), f"waits for {phase}")
+        for name in ("running", "seed", "task", "phase", "step", ""):
+            table.add_column(name, justify="right" if name == "seed" else "left")
+        for job, step in self.running.values():
+            if isinstance(step, str):
+                table.add_row(job.label, str(job.seed), f"waits for {step}")
                 continue
-            epoch = phase.epoch
-            table.add_row(
-                job.label, str(job.seed), f"{phase.task + 1} {phase.name}", PHASES.get(phase.phase, phase.phase),
-                str(epoch.number), f"{epoch.lr:.1e}", f"{epoch.loss:.4g}",
-            )  # fmt: skip
+            values = ", ".join(f"{key} {value:.4g}" for key, value in step.values.items() if type(value) is float)
+            at = f"{step.unit} {step.step}"
+            table.add_row(job.label, str(job.seed), f"{step.task + 1} {step.name}", step.phase, at, values)
         failed = f", {self.failed} failed" if self.failed else ""
         skipped = f", {self.skipped} were done before" if self.skipped else ""
         self.bar.update(self.line, description=f"runs{failed}{skipped}")

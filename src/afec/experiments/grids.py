@@ -7,19 +7,20 @@ one for each Fisher kind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from afec.fisher import KINDS
 from afec.gaussian import beta_from_forgetting, forgetting_from_beta
-from afec.lab.config import RunConfig
-from afec.lab.spec import Benchmark, SpecError
-from afec.methods.expression import METHODS
+from afec.methods.expression import METHODS, check_settings
 from afec.methods.presets import settings as preset_settings
+from afec.naming import unknown
 
-__all__ = ["Space", "has_grid", "search_space"]
+__all__ = ["Space", "check_grid", "has_grid", "search_space"]
 
 Space = dict[str, tuple[float, ...]]
-"""The values of each setting, by `term.setting`."""
+"""The values of each setting."""
 
 TRUE_KINDS = {"auto", "exact", "sample"}
 
@@ -43,9 +44,24 @@ DEFAULTS: dict[str, tuple[dict[str, Any], ...]] = {
 """Grids for benchmarks without one, of equal length for every method; the Fisher kind of the run decides which is taken."""
 
 
-def has_grid(benchmark: Benchmark, term: str, *, beta: bool = False) -> bool:
-    """Whether the benchmark has a grid of its own for this term."""
-    return bool(_numbers(benchmark.tune.get(term, {}), term, beta))
+def check_grid(term: str, grid: Mapping[str, Any]) -> None:
+    """Raise unless these are lists of numbers for settings of the method, and the Fisher kind that they belong to."""
+    check_settings(term, grid)
+    if grid.get("fisher", "exact") not in ("auto", *KINDS):
+        raise ValueError(f".fisher: {unknown('Fisher kind', str(grid['fisher']), KINDS)}")
+    for key in grid.keys() - {"fisher", "fisher_batch"}:
+        values = grid[key]
+        numbers = isinstance(values, list) and all(type(v) in (int, float) and 0 <= v < math.inf for v in values)
+        if not numbers or not values:
+            raise ValueError(f".{key}: expected a list of numbers ≥ 0, such as [1, 10, 100]; got {values!r}")
+    batch = grid.get("fisher_batch", 1)
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f".fisher_batch: expected the number of samples in a batch, such as 20; got {batch!r}")
+
+
+def has_grid(term: str, grid: Mapping[str, Any], *, beta: bool = False) -> bool:
+    """Whether the grid says anything about what is searched."""
+    return bool(_numbers(grid, term, beta))
 
 
 def _numbers(grid: Mapping[str, Any], term: str, beta: bool) -> dict[str, Any]:
@@ -54,24 +70,22 @@ def _numbers(grid: Mapping[str, Any], term: str, beta: bool) -> dict[str, Any]:
     return {key: values for key, values in grid.items() if key not in left_out}
 
 
-def search_space(benchmark: Benchmark, config: RunConfig, term: str, *, beta: bool = False) -> Space:
-    """The grid of one term of a method, for the Fisher kind that the run will use: the benchmark's, or the default one."""
-    settings = config.settings.get(term, {})
-    given: Mapping[str, Any] = benchmark.tune.get(term, {})
-    if not has_grid(benchmark, term, beta=beta):
+def search_space(term: str, given: Mapping[str, Any], settings: Mapping[str, Any], *, beta: bool = False) -> Space:
+    """The grid of one term of a method, for the Fisher kind of its settings: the given one, or else the default one."""
+    if not has_grid(term, given, beta=beta):
         here = str(settings.get("fisher", "auto"))
         fitting = (one for one in DEFAULTS.get(term, ()) if _family(str(one.get("fisher", here))) == _family(here))
         given = next(fitting, {})
     grids = _numbers(given, term, beta)
     if not grids:
-        raise SpecError(
-            f"{benchmark.name} has no grid for {term}, and there is no default one for it: give one in its file, such as "
+        raise ValueError(
+            f"there is no grid for {term}, and no default one either: give one in the file, such as "
             f"[tune.{term}] strength = [1, 10, 100]"
         )
     if not all(value < 1 for value in grids.get("beta", ())):
-        raise SpecError(f"{benchmark.name}: tune.{term}.beta: β lies in [0, 1); got {grids['beta']}")
-    factor = _factor(benchmark.name, term, given, settings)
-    return {f"{term}.{key}": tuple(_times(factor, key, float(v)) for v in values) for key, values in grids.items()}
+        raise ValueError(f"tune.{term}.beta: β lies in [0, 1); got {grids['beta']}")
+    factor = _factor(term, given, settings)
+    return {key: tuple(_times(factor, key, float(v)) for v in values) for key, values in grids.items()}
 
 
 def _family(kind: str) -> str:
@@ -86,7 +100,7 @@ def _times(factor: float, key: str, value: float) -> float:
     return factor * value if key in ("strength", "forgetting") else value
 
 
-def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
+def _factor(term: str, grid: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
     """What the grid's λ are multiplied by under the run's own Fisher kind."""
     if "fisher" not in METHODS[term].settings or "fisher" not in grid:
         return 1.0
@@ -99,7 +113,7 @@ def _factor(name: str, term: str, grid: Mapping[str, Any], settings: Mapping[str
         # The squared mean of B gradients is 1/B of the mean square where the mean gradient is small; its λ is B times as large.
         size = {"empirical": 1.0, "batched": float(own["fisher_batch"])}[here]
         return size / {"empirical": 1.0, "batched": float(grid.get("fisher_batch", 20))}[there]
-    raise SpecError(
-        f"the grid of {term} in {name} belongs to the `{there}` Fisher, and this run uses `{here}`: their λ are different "
+    raise ValueError(
+        f"the grid of {term} belongs to the `{there}` Fisher, and this run uses `{here}`: their λ are different "
         f'numbers and cannot be converted. Use --set method.{term}.fisher={there}, or a grid with fisher = "{here}"'
     )

@@ -1,10 +1,10 @@
-"""Worker processes that do one run after the other, each on a line of its own to the parent.
+"""A pool of processes on this machine, each with a pipe of its own to the parent.
 
 Nothing is shared between them: no queue, no lock, no event. A process that is killed while it holds one of these would stop all
-the others. A worker that dies is known by its line, and so is the run that it had; the others do not notice.
+the others. A worker that dies is known by its pipe, and so is the run that it had; the others do not notice.
 
-The parent stops a worker by closing its line: it ends with the epoch that it is in, after a checkpoint. A parent that was
-killed has closed all lines.
+The parent stops a worker by closing its pipe: the run ends with the epoch that it is in, after a checkpoint. A parent that was
+killed has closed all pipes.
 """
 
 from __future__ import annotations
@@ -12,63 +12,54 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pickle import UnpicklingError
 from threading import Thread
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
 
 from afec.lab.directory import RunError
+from afec.lab.pool import Message, Work
 
-__all__ = ["Said", "Speaker", "StoppedError", "Workers"]
+__all__ = ["LocalPool"]
 
-TICK = 0.2  # seconds between two reports of one worker
-
-
-@dataclass(frozen=True)
-class Said:
-    """What came of a worker."""
-
-    what: Literal["phase", "waits", "over", "died"]
-    place: int
-    """Of the work that it was about."""
-    content: Any
-    """A `Progress`; whom it waits for; what the work has returned; in which words it died."""
+MESSAGE_SECONDS = 0.2  # between two messages of one worker, at least
 
 
-class StoppedError(BaseException):
-    """The parent wants no more."""
+class PipeChannel:
+    """The worker's end of its pipe, for one piece of work; its own stop token."""
 
+    def __init__(self, pipe: Connection, index: int) -> None:
+        self.pipe, self.index, self.last = pipe, index, -MESSAGE_SECONDS
 
-class Speaker:
-    """The worker's end of the line, for one piece of work."""
+    @property
+    def stop(self) -> PipeChannel:
+        """It looks at the pipe."""
+        return self
 
-    def __init__(self, line: Connection, place: int) -> None:
-        self.line, self.place, self.last = line, place, -TICK
-
-    def say(self, what: Literal["phase", "waits"], content: Any) -> None:
-        """Tell the parent, a few times per second at most; raises `StoppedError` if it wants no more."""
+    @property
+    def asked(self) -> bool:
+        """Whether the parent has closed its end: while there is work it sends nothing, so that is all there can be to read."""
         try:
-            if (
-                self.line.poll()
-            ):  # the parent says nothing while there is work, so this is its end of the line being closed
-                raise StoppedError
-            if time.monotonic() - self.last > TICK:
-                self.last = time.monotonic()
-                self.line.send(Said(what, self.place, content))
-        except OSError as error:
-            raise StoppedError from error
+            return self.pipe.poll()
+        except OSError:
+            return True
+
+    def send(self, kind: Literal["progress", "waiting"], content: Any) -> None:
+        """Tell the parent, a few times per second at most."""
+        if time.monotonic() - self.last > MESSAGE_SECONDS:
+            self.last = time.monotonic()
+            with suppress(OSError):  # a parent that is gone has asked to stop
+                self.pipe.send(Message(kind, self.index, content))
 
 
-class Workers:
-    """At most `count` processes; a block, at whose end all of them have ended.
+class LocalPool:
+    """At most `count` processes.
 
     Args:
         count: how many.
@@ -79,59 +70,55 @@ class Workers:
         self.slots: list[_Worker | None] = [None] * count
         self.gpus = gpus
 
-    def __enter__(self) -> Workers:
-        return self
-
     @property
     def busy(self) -> int:
         """How many are at work."""
-        return sum(worker is not None and worker.place is not None for worker in self.slots)
+        return sum(worker is not None and worker.index is not None for worker in self.slots)
 
     @property
     def free(self) -> int:
         """How many more can be given work."""
         return len(self.slots) - self.busy
 
-    def start(self, place: int, work: Work) -> None:
+    def start(self, index: int, work: Work) -> None:
         """Give work to a process that has none; one that is not there, or has died meanwhile, is started."""
         for number, worker in enumerate(self.slots):
-            if worker is None or worker.place is None:
-                if worker is None or not worker.take(place, work):
+            if worker is None or worker.index is None:
+                if worker is None or not worker.take(index, work):
                     gpu = self.gpus[number % len(self.gpus)] if self.gpus else None
                     worker = self.slots[number] = _Worker(gpu)
-                    worker.take(place, work)
+                    worker.take(index, work)
                 return
         raise AssertionError("no worker is free")
 
-    def hear(self, timeout: float) -> Iterator[Said]:
-        """What they have said since; waits for the first word of any of them, but no longer than `timeout` seconds."""
-        lines = {worker.line: number for number, worker in enumerate(self.slots) if worker and worker.place is not None}
-        for line in wait(list(lines), timeout):
-            assert isinstance(line, Connection)
-            number = lines[line]
+    def poll(self, timeout: float) -> Iterator[Message]:
+        """The messages since the last call; waits for the first one, but no longer than `timeout` seconds."""
+        pipes = {worker.pipe: number for number, worker in enumerate(self.slots) if worker and worker.index is not None}
+        for pipe in wait(list(pipes), timeout):
+            assert isinstance(pipe, Connection)
+            number = pipes[pipe]
             worker = self.slots[number]
             assert worker is not None
-            assert worker.place is not None
+            assert worker.index is not None
             try:
-                said: Said | None = line.recv()
-            except (EOFError, OSError, UnpicklingError):  # also in the middle of a word
+                message: Message | None = pipe.recv()
+            except (EOFError, OSError, UnpicklingError):  # also in the middle of a message
                 self.slots[number] = None
-                yield Said("died", worker.place, worker.obituary())
+                yield Message("died", worker.index, worker.exit_reason())
                 continue
-            if said is None:
+            if message is None:
                 worker.ready = True
                 continue
-            if said.what == "over":
-                worker.place = None
-            yield said
+            if message.kind == "result":
+                worker.index = None
+            yield message
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def stop(self) -> None:
+        """Close all pipes and wait for the processes to end; interrupted, kill them."""
         workers = [worker for worker in self.slots if worker is not None]
         try:
             for worker in workers:
-                worker.line.close()
+                worker.pipe.close()
             for worker in workers:
                 worker.process.join()
         except BaseException:  # asked again to stop: at once
@@ -140,35 +127,31 @@ class Workers:
             raise
 
 
-Work = Callable[[Speaker], Any]
-"""What a worker can be given; it is pickled."""
-
-
 class _Worker:
     """One process, as the parent sees it."""
 
     def __init__(self, gpu: str | None) -> None:
         context = get_context("spawn")  # forking a process in which torch has run threads may hang
-        self.line, there = context.Pipe()
+        self.pipe, there = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(there, gpu))
-        self.place: int | None = None
+        self.index: int | None = None
         self.ready = False
         with _without_interrupts():
             self.process.start()
-        there.close()  # or its death would never be the end of the line
+        there.close()  # or its death would never be the end of the pipe
 
-    def take(self, place: int, work: Work) -> bool:
+    def take(self, index: int, work: Work) -> bool:
         """Whether it could be given the work."""
-        self.place = place
+        self.index = index
         try:
-            self.line.send((place, work))
-        except OSError:  # it has died; where it is a new one, `hear` will say so
+            self.pipe.send((index, work))
+        except OSError:  # it has died; where it is a new one, `poll` will say so
             return False
         return True
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """How the process ended; it raises for one that could never begin, since no other would."""
-        self.line.close()
+        self.pipe.close()
         self.process.join()
         code = self.process.exitcode or 0
         if code >= 0 and not self.ready:
@@ -195,24 +178,20 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(line: Connection, gpu: str | None) -> None:
-    """The life of a worker."""
+def _serve(pipe: Connection, gpu: str | None) -> None:
+    """What a worker process does: one piece of work after the other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where a signal cannot be blocked before this line
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # nothing has asked for CUDA yet in this process
     torch.set_num_threads(1)
     Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, OSError):  # the parent has closed the line
-        line.send(None)  # it is there
+    with suppress(EOFError, OSError):  # the parent has closed the pipe
+        pipe.send(None)  # it is there
         while True:
-            place, work = line.recv()
-            if line.poll():  # closed while this process was starting
+            index, work = pipe.recv()
+            if pipe.poll():  # closed while this process was starting
                 return
-            try:
-                found = work(Speaker(line, place))
-            except StoppedError:
-                return
-            line.send(Said("over", place, found))
+            pipe.send(Message("result", index, work(PipeChannel(pipe, index))))
 
 
 def _end_with_parent() -> None:

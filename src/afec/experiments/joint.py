@@ -1,0 +1,41 @@
+"""All tasks so far at once, from all their data: the upper bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from afec.experiments.base import OnProgress, Section, Setup
+from afec.experiments.supervised import Supervised
+from afec.learner import TaskRecord
+from afec.nets import Readout
+
+__all__ = ["Joint"]
+
+
+class Joint(Supervised):
+    """No method acts; old data are kept."""
+
+    description = "all tasks so far at once, from all their data: the upper bound"
+    is_reference = True
+
+    def _method(self) -> Any:
+        return None
+
+    def learn(self, number: int, on_progress: OnProgress) -> TaskRecord:
+        """All tasks up to this one, from the present weights."""
+        self._on_progress = on_progress
+        return self.learner.learn_jointly(self.stream.tasks[: number + 1])
+
+    @classmethod
+    def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
+        """It has no settings."""
+        return method, {}
+
+    @classmethod
+    def terms(cls, method: str) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @classmethod
+    def _check_method(cls, setup: Setup, net: Readout) -> None:
+        pass

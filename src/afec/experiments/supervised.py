@@ -1,0 +1,314 @@
+"""Supervised learning over a stream of tasks: the learner, a method and a net."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from afec.experiments.base import Context, Experiment, OnProgress, Progress, Score, Section, Setup
+from afec.experiments.grids import check_grid, has_grid, search_space
+from afec.experiments.hold_out import HOLD_OUT, PART, held_out
+from afec.files import write_text
+from afec.gaussian import forgetting_from_beta
+from afec.learner import Learner, LinearProbe, Machine, Memo, Schedule, TaskRecord
+from afec.learner import Progress as Epochs
+from afec.methods import AFEC
+from afec.methods.expression import FINETUNE, METHODS, check_settings, make_method, terms_of, whole_settings
+from afec.naming import did_you_mean, unknown, with_defaults
+from afec.nets import NETS, MultiHead, Readout, SingleHead, check_backbone, make_backbone
+from afec.nets.readout import ClassifierKind
+from afec.randomness import forked, seed_from
+from afec.strategy import as_strategy
+from afec.streams import STREAMS, Stream, check_stream, make_stream
+
+__all__ = ["Supervised", "build", "new_net", "training_of", "write_transfers"]
+
+READOUT = {"zero_heads": False, "classifier": "linear"}
+"""The options of [net] that every net has, and their defaults; `classifier` is that of the scenario `class`."""
+
+
+def training_of(section: Section, device: str | None = None) -> tuple[Schedule, Machine]:
+    """The two records that a [training] section describes; on another device, if one is given."""
+    parts: list[Section] = [{}, {}]
+    names = [{field.name for field in fields(record)} for record in (Schedule, Machine)]
+    for key, value in (section | ({"device": device} if device else {})).items():
+        if key not in names[0] | names[1]:
+            raise ValueError(f"training.{key}: unknown key{did_you_mean(key, names[0] | names[1])}")
+        parts[0 if key in names[0] else 1][key] = value
+    if parts[0].get("patience") == "off":  # TOML has no None
+        parts[0]["patience"] = None
+    try:
+        return TypeAdapter(Schedule).validate_python(parts[0]), TypeAdapter(Machine).validate_python(parts[1])
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise ValueError(f"training: {message}") from error
+        raise ValueError(f"training.{'.'.join(map(str, first['loc']))}: {message}; got {first['input']!r}") from error
+
+
+def build(setup: Setup, seed: int) -> tuple[Stream, Readout]:
+    """The seed's stream, and its net before any learning: the same for every method."""
+    options = {key: value for key, value in setup.stream.items() if key not in ("name", HOLD_OUT)}
+    stream = make_stream(setup.stream["name"], seed, **options)
+    if HOLD_OUT in setup.stream:
+        stream = held_out(stream, setup.stream[HOLD_OUT], seed)
+    return stream, new_net(setup, stream, seed)
+
+
+def new_net(setup: Setup, stream: Stream, seed: int) -> Readout:
+    """The seed's net before any learning: a head for each task, or one classifier that grows in the scenario `class`."""
+    options = {key: value for key, value in setup.net.items() if key not in ("name", *READOUT)}
+    zero = setup.net.get("zero_heads", False)
+    with forked(seed_from("net", seed)):
+        backbone = make_backbone(setup.net["name"], **options)
+        if stream.scenario == "class":
+            return SingleHead(backbone, setup.net.get("classifier", "linear"), zero=zero)
+        return MultiHead(backbone, stream.outputs, zero=zero)
+
+
+class Supervised(Experiment):
+    """A method over the tasks of a stream, one after the other."""
+
+    description = "a method learns the tasks of a stream, one after the other"
+    references: ClassVar[Mapping[str, str]] = {
+        "joint": "afec.experiments.joint:Joint",
+        "scratch": "afec.experiments.scratch:Scratch",
+    }
+    alternatives: ClassVar[Mapping[str, str]] = {"beta": "forgetting", "forgetting": "beta"}
+
+    def __init__(self, setup: Setup, context: Context) -> None:
+        super().__init__(setup, context)
+        self.schedule, self.machine = training_of(setup.training, context.device)
+        self.stream, net = build(setup, context.seed)
+        self.tasks = [task.name for task in self.stream.tasks]
+        self.origin = _origin(net)
+        self._on_progress: OnProgress = lambda progress: None
+        self.learner = self._learner(net)
+
+    def _learner(self, net: Readout) -> Learner:
+        return Learner(
+            net,
+            self._method(),
+            schedule=self.schedule,
+            machine=self.machine,
+            seed=self.context.seed,
+            progress=False,
+            on_progress=self._tell,
+            stop=self.context.stop,
+            memo=None if self.context.shared is None else Memo(self.context.shared, self.context.made_by),
+        )
+
+    def _method(self) -> Any:
+        return make_method(self.setup.method, self.setup.settings)
+
+    def _tell(self, epochs: Epochs) -> None:
+        values = asdict(epochs.epoch)
+        step = values.pop("number")
+        self._on_progress(Progress(self._number(epochs), epochs.name, epochs.phase, step, "epoch", values))
+
+    def _number(self, epochs: Epochs) -> int:
+        return epochs.task
+
+    # -- a run ----------------------------------------------------------------------------------------------------
+
+    def learn(self, number: int, on_progress: OnProgress) -> TaskRecord:
+        """The next task of the stream."""
+        self._on_progress = on_progress
+        return self.learner.learn(self.stream.tasks[number])
+
+    def measure(self, after: int) -> list[Score]:
+        """The accuracy of every task, learned or not; in the scenario `class` of those whose classes have an output."""
+        tasks = list(enumerate(self.stream.tasks, start=1))
+        return self._scores(after, tasks[:after] if self.stream.scenario == "class" else tasks)
+
+    def _scores(self, after: int, tasks: Sequence[tuple[int, Any]]) -> list[Score]:
+        measured = [task for _, task in tasks]
+        some = any(task.validation is None for task in measured)  # then no mean over the tasks means anything
+        validations = [math.nan] * len(measured) if some else self.learner.evaluate(measured, "validation")
+        found = zip(tasks, validations, self.learner.evaluate(measured, "test"), strict=True)
+        return [
+            Score(after, number, task.name, validation, test, task.test.size)
+            for (number, task), validation, test in found
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learner's."""
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The learner's; where it does not fit, the net is as it was before."""
+        try:
+            self.learner.load_state_dict(state)
+        except Exception:  # a part of it may be in the net
+            self.learner = self._learner(new_net(self.setup, self.stream, self.context.seed))
+            raise
+
+    def finish(self, folder: Path, on_progress: OnProgress) -> None:
+        """The net after the last task, and linear probes of other tasks on its features, where the stream has some."""
+        self._on_progress = on_progress
+        if self.stream.transfer:
+            write_transfers(folder, [self.learner.linear_probe(task) for task in self.stream.transfer])
+        self.learner.save(folder / LEARNER, prediction_only=True)
+
+    # -- what may stand in a benchmark ----------------------------------------------------------------------------
+
+    @classmethod
+    def complete(cls, section: str, values: Section) -> Section:
+        """The options of the stream, the net, the schedule and the machine."""
+        if section == "training":
+            records = (asdict(record) for record in training_of(values))
+            whole = {key: value for record in records for key, value in record.items()}
+            plain = {key: list(value) if isinstance(value, tuple) else value for key, value in whole.items()}
+            return {key: "off" if value is None else value for key, value in plain.items()}
+        if section == "stream":
+            check_stream({key: value for key, value in values.items() if key != HOLD_OUT})
+            return with_defaults(STREAMS, values)
+        _check_net(values)
+        return {**READOUT, **with_defaults(NETS, values)}
+
+    @classmethod
+    def terms(cls, method: str) -> tuple[str, ...]:
+        """The terms of the sum; `finetune` has none."""
+        return terms_of(method)
+
+    @classmethod
+    def known_terms(cls) -> Iterable[str]:
+        """The methods."""
+        return METHODS
+
+    @classmethod
+    def complete_term(cls, term: str, settings: Section) -> Section:
+        """What the term's preset says is written out."""
+        check_settings(term, settings)
+        return whole_settings(term, settings)
+
+    @classmethod
+    def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
+        """The sum, sorted; it is made once, so that a value that cannot be is said."""
+        _, whole = super().complete_method(method, settings)
+        name = "+".join(cls.terms(method)) or FINETUNE
+        make_method(name, whole)
+        return name, whole
+
+    @classmethod
+    def check(cls, setups: Sequence[Setup], context: Context) -> list[str]:
+        """Make each stream and net once, send one image through it, and ask each method whether it goes with the net."""
+        kinds: dict[str, list[Setup]] = {}
+        for setup in setups:
+            kinds.setdefault(repr((setup.stream, setup.net)), []).append(setup)
+        origins: dict[str, None] = {}
+        for alike in kinds.values():
+            stream, net = build(alike[0], context.seed)
+            task = stream.tasks[0]
+            image = task.train.inputs[:1]
+            with torch.no_grad():
+                net.eval().features(image if task.prepare is None else task.prepare(image), task=0)
+            if said := _origin(net):
+                origins[said] = None
+            for setup in alike:
+                schedule, _ = training_of(setup.training, context.device)
+                if not _validates(stream):
+                    schedule.check_without_validation()
+                cls._check_method(setup, net)
+        return list(origins)
+
+    @classmethod
+    def _check_method(cls, setup: Setup, net: Readout) -> None:
+        as_strategy(make_method(setup.method, setup.settings)).check(net)
+
+    # -- tuning ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def stages(cls, method: str, *, together: bool) -> list[tuple[str, tuple[str, ...]]]:
+        """The paper's procedure: λ first, without AFEC, then λ_e with that λ kept; or all at once."""
+        terms = cls.terms(method)
+        others = tuple(term for term in terms if term != AFEC.name)
+        if together or not others or others == terms:
+            return [(method, terms)]
+        return [("+".join(others), others), (method, (AFEC.name,))]
+
+    @classmethod
+    def check_grid(cls, term: str, grid: Section) -> None:
+        """Lists of numbers, and the Fisher kind that they belong to."""
+        check_grid(term, grid)
+
+    @classmethod
+    def has_grid(cls, term: str, grid: Section, *, beta: bool) -> bool:
+        """Whether there are values of λ, and of λ_e or β, whichever is searched."""
+        return has_grid(term, grid, beta=beta)
+
+    @classmethod
+    def search_space(cls, term: str, grid: Section, settings: Section, *, beta: bool) -> dict[str, tuple[float, ...]]:
+        """The grid for the Fisher kind that the run will use."""
+        return search_space(term, grid, settings, beta=beta)
+
+    @classmethod
+    def searched_settings(cls, term: str, values: Mapping[str, float]) -> dict[str, float]:
+        """β as the λ_e that it stands for."""
+        return {
+            "forgetting" if key == "beta" else key: forgetting_from_beta(value) if key == "beta" else value
+            for key, value in values.items()
+        }
+
+    @classmethod
+    def validation_sizes(cls, setup: Setup, context: Context) -> list[int]:
+        """The validation images of each task."""
+        stream, _ = build(setup, context.seed)
+        return [task.validation.size for task in stream.tasks if task.validation is not None]
+
+    @classmethod
+    def for_tuning(cls, setup: Setup, context: Context) -> Setup:
+        """Where a task has no validation data, a part of its training data is held out; the configuration says so."""
+        stream, _ = build(setup, context.seed)
+        return setup if _validates(stream) else replace(setup, stream={**setup.stream, HOLD_OUT: PART})
+
+
+def _origin(net: Readout) -> str:
+    said = getattr(net.backbone, "origin", "")
+    return f"initial weights {said}" if said else ""
+
+
+def _validates(stream: Stream) -> bool:
+    return all(task.validation is not None for task in (*stream.tasks, *stream.transfer))
+
+
+def _check_net(section: Section) -> None:
+    """Raise for a [net] section that is none: a backbone's name and options, and those of the readout."""
+    name, zero = section.get("name"), section.get("zero_heads", False)
+    if not isinstance(zero, bool):
+        raise ValueError(f"net.zero_heads: expected true or false; got {zero!r}")
+    kinds = get_args(ClassifierKind)
+    if section.get("classifier", "linear") not in kinds:
+        raise ValueError(f"net.classifier: {unknown('classifier', str(section['classifier']), kinds)}")
+    options = {key: value for key, value in section.items() if key not in READOUT}
+    if isinstance(name, str) and name in NETS:
+        valid = {"name", *READOUT, *NETS[name].options}
+        for key in options.keys() - valid:
+            known = f"The net '{name}' has: {', '.join(sorted(valid))}"
+            raise ValueError(f"net.{key}: unknown key{did_you_mean(key, valid) or '.'} {known}")
+    check_backbone(options)
+
+
+LEARNER = "learner.safetensors"
+"""What predictions need of a finished run: `Learner.load` reads it."""
+TRANSFER_COLUMNS = ("name", "validation", "test", "epochs")
+
+
+def write_transfers(folder: Path, found: Sequence[LinearProbe]) -> None:
+    """transfer.csv: how well linear probes learned on the final features."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(TRANSFER_COLUMNS)
+    writer.writerows(
+        [t.name, *("" if math.isnan(v) else f"{v:.6f}" for v in (t.validation, t.test)), t.epochs] for t in found
+    )
+    write_text(folder / "transfer.csv", text.getvalue())
