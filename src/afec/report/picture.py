@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from afec.report.table import Line, lines, one_problem, readable
 from afec.streams import Stream, Task
 from afec.streams.regression import Arrangement
 
-__all__ = ["circles", "draw_curves", "draw_study", "heading", "load_weights"]
+__all__ = ["circles", "draw_curves", "draw_study", "heading", "load_learner"]
 
 
 def draw_study(path: Path, runs: Runs) -> None:
