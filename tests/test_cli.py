@@ -145,7 +145,7 @@ def test_strategies_run_beside_guards(in_process, tmp_path, capsys):
         found.config.method: [json.loads(line) for line in (found.path / "events.jsonl").read_text().splitlines()]
         for found in find_runs(tmp_path)
     }
-    phases = {method: {e["phase"] for e in each if e["event"] == "epoch"} for method, each in events.items()}
+    phases = {method: {e["phase"] for e in each if e["event"] == "progress"} for method, each in events.items()}
     assert phases["progress-compress"] == {"progress", "compress"}
     assert phases["ags-cl+afec"] == {"theta_e", "train"}
     seconds = next(e for e in events["progress-compress"] if e["event"] == "task")["seconds"]

@@ -2,15 +2,17 @@
 
 import fcntl
 import json
+import os
 import sys
 from dataclasses import asdict
 
 import pytest
 import torch
 
-from afec.experiments import StoppedError
+from afec.data.root import data_root
+from afec.experiments import StoppedError, supervised
 from afec.files import load_tree
-from afec.lab import Job, RunDirectory, execute, run
+from afec.lab import Job, Place, RunDirectory, check_runnable, execute, run
 from small_lab import quick_config
 from stopped_runs import Token, run_until, steps
 
@@ -246,6 +248,21 @@ def test_what_a_kill_has_left_of_a_finished_run_is_removed(in_process, tmp_path)
             (found.path / name).write_text("killed between DONE and this")
         again()
         assert {file.name: file.read_bytes() for file in found.path.iterdir() if file.is_file()} == whole
+
+
+def test_the_data_directory_is_part_of_the_job_and_of_nothing_else(in_process, tmp_path, monkeypatch):
+    """Two jobs of one study may have two; neither the environment nor what is read afterwards changes."""
+    used, real = [], supervised.build
+    monkeypatch.setattr(supervised, "build", lambda *given: used.append(data_root()) or real(*given))
+    monkeypatch.setenv("AFEC_DATA", str(tmp_path / "usual"))
+    config = quick_config("ewc", "tiny")
+    places = [Place(data=tmp_path / "one"), Place(), Place(data=tmp_path / "other")]
+    jobs = [Job(config, seed, place) for seed, place in enumerate(places)]
+    check_runnable(jobs[2:])
+    execute(jobs, tmp_path / "runs")
+    assert [folder.name for folder in used] == ["other", "one", "usual", "other"]
+    assert os.environ["AFEC_DATA"] == str(tmp_path / "usual")
+    assert data_root() == tmp_path / "usual"
 
 
 def test_nothing_outside_is_advanced(tmp_path):

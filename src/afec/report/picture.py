@@ -15,6 +15,7 @@ from afec.files import FileError
 from afec.lab import RunConfig, RunDirectory
 from afec.lab.plain import check_plain
 from afec.learner import Learner, Machine
+from afec.methods.expression import make_method
 from afec.nets import Readout
 from afec.report.circle import Panel, draw_circles
 from afec.report.drawn import draw_figure
