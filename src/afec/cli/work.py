@@ -86,8 +86,8 @@ def tune(plan: Plan, how: How, benchmark: str, out: Path | None) -> None:
     )
 
 
-def do(jobs: Sequence[Job], how: How, picture: Path | None) -> None:
-    """Run, and show what came out."""
+def do(jobs: Sequence[Job], how: How, picture: Path | None) -> list[tuple[RunConfig, RunDirectory]]:
+    """Run, and show what came out; returns the runs."""
     if picture:
         _check_picture(picture, jobs)
     origins = check_runnable(jobs)
@@ -111,6 +111,7 @@ def do(jobs: Sequence[Job], how: How, picture: Path | None) -> None:
     if failed:
         print(f"{len(failed)} of {len(outcomes)} runs failed; their directories have the tracebacks", file=sys.stderr)
         raise typer.Exit(1)
+    return runs_done
 
 
 def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
