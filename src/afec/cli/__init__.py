@@ -14,6 +14,7 @@ from rich.table import Table
 
 from afec.cli.data import Data
 from afec.cli.data import data as data_app
+from afec.cli.study import study as study_app
 from afec.data.root import data_root, data_root_is
 from afec.experiments import EXPERIMENTS, find_experiment
 from afec.files import FileError
@@ -34,6 +35,7 @@ app = typer.Typer(
     help="Continual learning with active forgetting.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
 app.add_typer(data_app, name="data")
+app.add_typer(study_app, name="study")
 WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
 DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
 BOARD = "Log for TensorBoard under this directory as well; what is in RUNS stays the truth."

@@ -25,13 +25,13 @@ from afec.report.reading import Reading, damaged, read
 from afec.report.sheet import ordered
 from afec.report.table import lines, one_problem, readable, show_tables
 
-__all__ = ["FIGURES", "PICTURES", "report"]
+__all__ = ["FIGURES", "PICTURES", "check_out", "report", "write"]
 
 PICTURES = (".png", ".svg", ".pdf")
 FIGURES = ("study", *CHARTS)
 TABLES = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}
 PAGES = (".html",)
-PARTS = ("config.toml", "env.json", "accuracy.csv", "transfer.csv", "events.jsonl", "FAILED", "DONE")
+PARTS = ("config.toml", "env.json", "scores.csv", "transfer.csv", "events.jsonl", "FAILED", "DONE")
 WATCH_SECONDS = 5.0
 Runs = list[tuple[RunConfig, RunDirectory]]
 
@@ -60,16 +60,35 @@ def report(
         )
     if out is None:
         show_tables(console, done)
-    elif out.suffix in TABLES:
+    else:
+        _write_file(console, done, out, figure)
+    console.print(_in_words(states), highlight=False, soft_wrap=True)
+
+
+def write(console: Console, runs: Runs, out: Path, figure: str | None, where: list[str], root: Path) -> None:
+    """One file about these finished runs: a table, a figure or the page."""
+    conditions = [_condition(text) for text in where]
+    done = [pair for pair in runs if pair[1].done and all(_value(*pair, path) in values for path, values in conditions)]
+    if not done:
+        raise RunError(f"no run of the study fits {' '.join(where)}; change `where` of {out.name}")
+    if out.suffix in PAGES:
+        command = shlex.join(["afec", *sys.argv[1:]])
+        _write(out, page([read(config, run) for config, run in done], str(root), command, watching=False, drawn={}))
+        console.print(f"page: {out}", highlight=False, soft_wrap=True)
+    else:
+        _write_file(console, done, out, figure)
+
+
+def _write_file(console: Console, done: Runs, out: Path, figure: str | None) -> None:
+    if out.suffix in TABLES:
         _write(out, TABLES[out.suffix](lines(done)))
         console.print(f"table: {out}", highlight=False, soft_wrap=True)
-    else:
-        try:
-            _draw(out, figure or "study", done)
-        except (ValueError, KeyError, RuntimeError, OSError) as error:
-            raise SpecError(f"--figure {figure or 'study'}: {error}") from error
-        console.print(f"picture: {out}", highlight=False, soft_wrap=True)
-    console.print(_in_words(states), highlight=False, soft_wrap=True)
+        return
+    try:
+        _draw(out, figure or "study", done)
+    except (ValueError, KeyError, RuntimeError, OSError) as error:
+        raise SpecError(f"--figure {figure or 'study'}: {error}") from error
+    console.print(f"picture: {out}", highlight=False, soft_wrap=True)
 
 
 def _draw(out: Path, figure: str, done: Runs) -> None:
@@ -167,12 +186,17 @@ def check_arguments(
     if out and out.suffix not in (*PAGES, *PICTURES, *TABLES):
         raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PAGES, *PICTURES, *TABLES))}")
     if out:
-        if out.is_dir():
-            raise _unwritable(out, "it is a directory")
-        if why := why_unwritable(out.absolute().parent):
-            raise _unwritable(out, why)
+        check_out(out)
     for text in where:
         _condition(text)
+
+
+def check_out(out: Path) -> None:
+    """Raise where the file could not be written, before hours of work."""
+    if out.is_dir():
+        raise _unwritable(out, "it is a directory")
+    if why := why_unwritable(out.absolute().parent):
+        raise _unwritable(out, why)
 
 
 def chosen(root: Path, where: list[str], *, watching: bool = False) -> tuple[Runs, Counter[str]]:

@@ -124,8 +124,8 @@ def tune(plan: Plan, how: How, benchmark: str, out: Path | None) -> None:
     )
 
 
-def do(jobs: Sequence[Job], how: How, picture: Path | None) -> None:
-    """Run, and show what came out."""
+def do(jobs: Sequence[Job], how: How, picture: Path | None) -> list[tuple[RunConfig, RunDirectory]]:
+    """Run, and show what came out; returns the runs."""
     if picture:
         _check_picture(picture, jobs)
     if not all(RunDirectory.of(how.runs, job.config, job.seed).done for job in jobs):
@@ -151,6 +151,7 @@ def do(jobs: Sequence[Job], how: How, picture: Path | None) -> None:
     if failed:
         print(f"{len(failed)} of {len(outcomes)} runs failed; their directories have the tracebacks", file=sys.stderr)
         raise typer.Exit(1)
+    return runs_done
 
 
 def _check_writable(option: str, given: Path, folder: Path) -> None:

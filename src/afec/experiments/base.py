@@ -225,7 +225,7 @@ class Experiment(ABC):
         """In which order settings are searched: a method, and the terms whose settings are searched in it."""
         return [(method, cls.terms(method))]
 
-    @classmethod  # noqa: B027 - any values may be searched
+    @classmethod
     def check_grid(cls, term: str, grid: Section) -> None:
         """Raise a ValueError for a [tune] table that cannot be searched."""
         for key, values in grid.items():

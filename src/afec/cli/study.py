@@ -1,0 +1,115 @@
+"""`afec study list | show | run`: runs that belong together, and the tables and figures that come out of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from afec.cli.data import Data
+from afec.data.root import data_root, data_root_is
+from afec.lab import Place
+from afec.lab.config import grid
+from afec.lab.directory import TUNING
+from afec.lab.spec import FULL, Changes, load_benchmark, load_tuned
+from afec.lab.studies import Study, TunedFor, load_study, study_names
+from afec.lab.tuning import Plan
+
+__all__ = ["study"]
+
+study = typer.Typer(
+    help="Studies: every table and figure of the paper, and our own, each from one command.", no_args_is_help=True
+)
+Name = Annotated[str, typer.Argument(help="The name of a study, or the path of a TOML file.")]
+Scale = Annotated[str, typer.Option(help="A scale of the study.")]
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Where the run directories are.")]
+
+
+@study.command("list")
+def list_() -> None:
+    """Show the studies that come with the package."""
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    for name in ("study", "paper", "scales", ""):
+        table.add_column(name, no_wrap=name != "")
+    for name in study_names():
+        found = load_study(name)
+        table.add_row(name, found.paper, ", ".join(found.scales), found.description)
+    _console().print(table)
+
+
+@study.command("show")
+def show(name: Name, scale: Scale = FULL, runs: RunsFolder = Path("runs"), data: Data = None) -> None:
+    """Show what a study runs, how much of it is done, how long the rest may take, and what it writes."""
+    from afec.cli import work
+
+    console, found = _console(), load_study(name).at(scale)
+    about = f" ({found.paper} of the paper)" if found.paper else ""
+    console.print(f"{found.name}{about}: {found.description}", highlight=False, soft_wrap=True)
+    for search in found.tune:
+        text = f"tune: {search.benchmark} at {search.scale}: {', '.join(search.methods)}; {search.seeds} seeds from {search.first_seed}"
+        console.print(text, highlight=False, soft_wrap=True)
+    work.say_what(found.jobs(_tuned(found, runs)), work.How(runs))
+    for output in found.outputs:
+        figure = f"figure {output.figure} " if output.figure else ""
+        of = f"of {' '.join(output.where)}" if output.where else ""
+        console.print(f"writes {output.file}  {figure}{of}".rstrip(), highlight=False, soft_wrap=True)
+
+
+@study.command("run")
+def run(
+    name: Name,
+    scale: Scale = FULL,
+    runs: RunsFolder = Path("runs"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where the results go; by default results/NAME.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core, or per GPU.")] = 0,
+    data: Data = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Log for TensorBoard into this directory.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
+) -> None:
+    """Run what is missing of a study, then write its tables and figures; a study that was stopped goes on where it was."""
+    if dry_run:
+        show(name, scale, runs, data)
+        return
+    from afec.cli import reports, work
+
+    found = load_study(name).at(scale)
+    folder = out or Path("results") / (found.name if scale == FULL else f"{found.name}-{scale}")
+    reports.check_out(folder / "seeds.csv")
+    place, how = Place(data=data_root(data).absolute()), work.How(runs, workers, tensorboard)
+    for search in found.tune:
+        (changes,) = grid(search.set)
+        seeds = range(search.first_seed, search.first_seed + search.seeds)
+        benchmark = load_benchmark(search.benchmark)
+        for method in search.methods:
+            plan = Plan(benchmark, method, search.scale, changes, seeds, together=search.together, place=place)
+            work.tune(plan, how, search.benchmark, _tuned_file(found, runs, search.benchmark, method, search.scale))
+    own = work.do(found.jobs(_tuned(found, runs), place), how, None)
+    with data_root_is(place.data):
+        for output in found.outputs:
+            reports.write(_console(), own, folder / output.file, output.figure, output.where, runs)
+
+
+def _tuned(found: Study, runs: Path) -> TunedFor:
+    """What the searches of the study have chosen so far, for each method that was searched."""
+    searched = {(one.benchmark, method, one.scale) for one in found.tune for method in one.methods}
+
+    def chosen(benchmark: str, method: str, scale: str) -> Changes | None:
+        file = _tuned_file(found, runs, benchmark, method, scale)
+        return load_tuned(file) if (benchmark, method, scale) in searched and file.exists() else None
+
+    return chosen
+
+
+def _tuned_file(found: Study, runs: Path, benchmark: str, method: str, scale: str) -> Path:
+    return runs / TUNING / found.name / f"{Path(benchmark).stem}-{method}-{scale}.toml"
+
+
+def _console() -> Console:
+    from afec.cli.work import console_here
+
+    return console_here()
