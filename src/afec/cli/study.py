@@ -49,7 +49,8 @@ def show(name: Name, scale: Scale = FULL, runs: RunsFolder = Path("runs"), data:
     about = f" ({found.paper} of the paper)" if found.paper else ""
     console.print(f"{found.name}{about}: {found.description}", highlight=False, soft_wrap=True)
     for search in found.tune:
-        text = f"tune: {search.benchmark} at {search.scale}: {', '.join(search.methods)}; {search.seeds} seeds from {search.first_seed}"
+        methods, seeds = ", ".join(search.methods), f"{search.seeds} seeds from {search.first_seed} on"
+        text = f"tune: {search.benchmark} at {search.scale}: {methods}; {seeds}"
         console.print(text, highlight=False, soft_wrap=True)
     work.say_what(found.jobs(_tuned(found, runs)), work.How(runs))
     for output in found.outputs:

@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afec.lab.config import parse_set
 from afec.lab.engine import Job, labelled
-from afec.lab.run import Place
+from afec.lab.run import HERE, Place
 from afec.lab.spec import FULL, Changes, SpecError, load_benchmark, merged
 from afec.lab.study import plan
 from afec.naming import did_you_mean, unknown
@@ -118,7 +118,7 @@ class Study(BaseModel):
         parts = {kind: [_changed(part, changes) for part in getattr(self, kind)] for kind in ("tune", "runs")}
         return self.model_copy(update=parts)
 
-    def jobs(self, tuned: TunedFor | None = None, place: Place = Place()) -> list[Job]:
+    def jobs(self, tuned: TunedFor | None = None, place: Place = HERE) -> list[Job]:
         """All its runs, seed by seed, so that a study that is stopped has whole comparisons for its first seeds.
 
         `tuned` gives the settings that a search has found for a method on a benchmark at a scale, or None.
