@@ -22,7 +22,7 @@ from rich.console import Console
 
 from afec.files import write_text
 from afec.lab import Job, RunDirectory, available_cores, execute, load_benchmark, resolve
-from afec.lab.watch import Watch
+from afec.lab.progress import LiveProgress
 from afec.report.drawn import draw_figure
 from afec.report.figures import trade_off
 from afec.report.sheet import ordered
@@ -92,7 +92,7 @@ class Study:
     def run(self, rows: Sequence[Row], seeds: Iterable[int]) -> None:
         """Run what is missing; a run that fails (diverges) is said so and stops no other."""
         jobs = [line.job(seed) for seed in seeds for line in rows]
-        with Watch(self.console, len(jobs), self.workers) as watch:
+        with LiveProgress(self.console, len(jobs)) as watch:
             for outcome in execute(jobs, self.runs, self.workers, watch):
                 if outcome.error:
                     self.console.print(f"{outcome.job} failed:\n{outcome.error}", markup=False)
