@@ -105,11 +105,11 @@ def test_afec_alone_pulls_to_theta_e_only(setting):
     for number, data in enumerate(setting.tasks[:2]):
         with guard.learning(setting.model, setting.optimizer, data, setting.loss) as task:
             assert float(task.penalty()) == 0 if number == 0 else float(task.penalty()) > 0
-            flight = guard.state_dict()["flights"]["afec"]
+            task_state = guard.state_dict()["task_states"]["afec"]
             setting.train(data, 1)
             if number == 1:
                 expected = sum(
-                    0.5 * 5.0 * (flight["precision"][n] * (p.detach() - flight["mean"][n]) ** 2).sum()
+                    0.5 * 5.0 * (task_state["precision"][n] * (p.detach() - task_state["mean"][n]) ** 2).sum()
                     for n, p in setting.model.named_parameters()
                 )
                 assert float(task.penalty()) == pytest.approx(float(expected), rel=1e-5)
@@ -122,7 +122,7 @@ def test_theta_e_is_where_plain_training_from_init_ends(setting):
     with guard.learning(setting.model, setting.optimizer, setting.tasks[0], setting.loss):
         setting.train(setting.tasks[0])
     task = guard.begin(setting.model, setting.optimizer, setting.tasks[1], setting.loss)
-    theta_e = guard.state_dict()["flights"]["afec"]["mean"]
+    theta_e = guard.state_dict()["task_states"]["afec"]["mean"]
     optimizer = torch.optim.Adam(start.parameters(), 1e-2)
     for epoch in range(4):
         for inputs, targets in task.batches("expand", epoch, training=True):

@@ -159,28 +159,28 @@ class AFEC(Term):
                 self._learn(task)
             return {"kept": self._kept_after(task, kept), **self._posterior(task, "sequential")}
 
-    def begin_epoch(self, task: GuardedTask, state: State, flight: State) -> State:
+    def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
         """One epoch of θ_e and a new F_e, under the interleaved schedule."""
-        if "theta_e" not in flight:
-            return flight
+        if "theta_e" not in task_state:
+            return task_state
         with task.borrowing():
-            load(task.model, flight["theta_e"])
-            new = {"epochs": flight["epochs"] + 1, **self._learn_one_epoch(task, flight)}
-            posterior = self._posterior(task, "interleaved", flight["epochs"])
-            kept = self._kept_after(task, flight["kept"])
+            load(task.model, task_state["theta_e"])
+            new = {"epochs": task_state["epochs"] + 1, **self._learn_one_epoch(task, task_state)}
+            posterior = self._posterior(task, "interleaved", task_state["epochs"])
+            kept = self._kept_after(task, task_state["kept"])
             return {"kept": kept, "theta_e": snapshot(task.model), **new, **posterior}
 
-    def acts_later(self, flight: State) -> bool:
+    def acts_later(self, task_state: State) -> bool:
         """Under the interleaved schedule, from the second task on."""
-        return "theta_e" in flight
+        return "theta_e" in task_state
 
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+    def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
         """The posterior of the new task alone, times λ_e."""
-        if "mean" not in flight:
+        if "mean" not in task_state:
             return []
-        return [(self.weight_in(task.number), Gaussian(flight["mean"], flight["precision"]))]
+        return [(self.weight_in(task.number), Gaussian(task_state["mean"], task_state["precision"]))]
 
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
+    def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """A θ_e of a few seconds, from where it would start."""
         own = self.expand is not None or (self.schedule == "sequential" and self.epochs is None)
         if own or not (self.optimizer or task.optimizers):
@@ -191,14 +191,14 @@ class AFEC(Term):
         fisher = task.fisher(self.fisher, "rehearse", most_batches=4)
         return [(self.weight_in(task.number), Gaussian(task.values(), fisher))]
 
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """θ_e and F_e are not kept; only what the next expansion starts from."""
-        if "theta_e" in flight and flight["epochs"] == 0 and task.steps > 0:
+        if "theta_e" in task_state and task_state["epochs"] == 0 and task.steps > 0:
             raise RuntimeError(
                 'AFEC(schedule="interleaved") learns θ_e in task.epoch(), which was never called: call it at the start of '
                 'every epoch (`with guard.learning(…) as task: … task.epoch()`), or use schedule="sequential"'
             )
-        return {"kept": flight["kept"]}
+        return {"kept": task_state["kept"]}
 
     # -- where θ_e starts, and how it is learned ------------------------------------------------------------------
 
@@ -230,16 +230,16 @@ class AFEC(Term):
         epochs = range(self.epochs)
         task.processes.once(task.model, lambda: train_theta_e(task, optimizers, epochs))
 
-    def _learn_one_epoch(self, task: GuardedTask, flight: State) -> dict[str, Any]:
+    def _learn_one_epoch(self, task: GuardedTask, task_state: State) -> dict[str, Any]:
         """The learning rate follows the main optimiser's, and a new rate starts a new optimiser, as in the released code."""
-        epoch = flight["epochs"]
+        epoch = task_state["epochs"]
         if self.expand is not None:
             task.run(self.expand, "expand", epoch)
             return {"optimizers": None, "lrs": None}
         optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=False)
         lrs = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
-        if flight["optimizers"] is not None and lrs == flight["lrs"]:
-            for optimizer, saved in zip(optimizers, flight["optimizers"], strict=True):
+        if task_state["optimizers"] is not None and lrs == task_state["lrs"]:
+            for optimizer, saved in zip(optimizers, task_state["optimizers"], strict=True):
                 optimizer.load_state_dict(copy.deepcopy(saved))
         task.processes.once(task.model, lambda: train_theta_e(task, optimizers, range(epoch, epoch + 1)))
         return {"optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers], "lrs": lrs}

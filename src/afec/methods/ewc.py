@@ -73,19 +73,19 @@ class EWC(Term):
         """A likelihood, for a Fisher that needs one."""
         return task.refuses(self.fisher)
 
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+    def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
         """The posterior of all tasks so far, times λ; nothing in the first task."""
         if not state:
             return []
         return [(self.strength, task.remembered(Gaussian(state["mean"], state["precision"])))]
 
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]]:
+    def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]]:
         """Before the first task: as if the present weights had just learned these data."""
         if state:
             return self.quadratics(task, state, {})
         return [(self.strength, Gaussian(task.values(), task.fisher(self.fisher, "rehearse", most_batches=4)))]
 
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """F_{1:t}, or the online F, around the weights as they are now."""
         old = Gaussian(state["mean"], state["precision"]) if state else None
         if old is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from afec.guard import State, Step, Term, bookmarked, checked_flag, one_of, returned
+from afec.guard import State, Step, Term, at_bookmark, checked_flag, one_of, with_bookmark
 from afec.methods.presets import settings
 
 __all__ = ["PathOptions", "PathTerm", "path_options", "wide_zeros"]
@@ -76,13 +76,13 @@ class PathTerm(Term):
         """The gradient of every step."""
         return self.path.observes
 
-    def bookmark(self, flight: State) -> State:
+    def bookmark(self, task_state: State) -> State:
         """The path up to here is the one that counts, if the learner returns."""
-        return bookmarked(flight) if self.path.rewind else flight
+        return with_bookmark(task_state) if self.path.rewind else task_state
 
-    def return_to_bookmark(self, flight: State) -> State:
+    def return_to_bookmark(self, task_state: State) -> State:
         """Only the path up to the bookmark has led to these weights."""
-        return returned(flight) if self.path.rewind else flight
+        return at_bookmark(task_state) if self.path.rewind else task_state
 
 
 def path_options(method: str, preset: str, given: Mapping[str, Any]) -> PathOptions:

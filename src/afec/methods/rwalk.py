@@ -22,7 +22,7 @@ from typing import Literal, final
 import torch
 
 from afec.gaussian import Gaussian
-from afec.guard import GuardedTask, Params, State, Step, checked_weight, rehearsed_steps
+from afec.guard import GuardedTask, Params, State, Step, checked_weight, trial_steps
 from afec.methods.path import PathTerm, path_options, wide_zeros
 from afec.methods.presets import Preset, settings
 
@@ -74,17 +74,17 @@ class RWALK(PathTerm):
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """F_run and s_run go on from the last task; a weight, or a row, that is new starts at 0."""
-        flight = {"fisher": wide_zeros(task.weights), "score": wide_zeros(task.weights)}
-        for key, zeros in flight.items():
+        task_state = {"fisher": wide_zeros(task.weights), "score": wide_zeros(task.weights)}
+        for key, zeros in task_state.items():
             for name, known in _remembered(task, state, key).precision.items():
                 zeros[name] = known.to(zeros[name])
-        return flight
+        return task_state
 
     @torch.no_grad()
-    def after_step(self, task: GuardedTask, flight: State, step: Step) -> State:
+    def after_step(self, task: GuardedTask, task_state: State, step: Step) -> State:
         """F_run ← α·g² + (1−α)·F_run, then s_run += −g·δ / (½·F_run·δ² + ε)."""
         names, gradients, changes = self.path.seen(step)
-        fisher = torch._foreach_mul(self.path.of(flight["fisher"], names, gradients), 1 - self.alpha)
+        fisher = torch._foreach_mul(self.path.of(task_state["fisher"], names, gradients), 1 - self.alpha)
         torch._foreach_addcmul_(fisher, gradients, gradients, value=self.alpha)
         distance = torch._foreach_mul(fisher, 0.5)
         torch._foreach_mul_(distance, changes)
@@ -94,36 +94,36 @@ class RWALK(PathTerm):
         torch._foreach_neg_(fallen)
         if self.path.clamp:
             torch._foreach_clamp_min_(fallen, 0.0)
-        score = torch._foreach_addcdiv(self.path.of(flight["score"], names, gradients), fallen, distance)
+        score = torch._foreach_addcdiv(self.path.of(task_state["score"], names, gradients), fallen, distance)
         return {
-            **flight,
-            "fisher": {**flight["fisher"], **dict(zip(names, fisher, strict=True))},
-            "score": {**flight["score"], **dict(zip(names, score, strict=True))},
+            **task_state,
+            "fisher": {**task_state["fisher"], **dict(zip(names, fisher, strict=True))},
+            "score": {**task_state["score"], **dict(zip(names, score, strict=True))},
         }
 
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+    def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
         """F + s around the latest weights, times λ (2λ without the ½); nothing in the first task."""
         if not state:
             return []
         return [(self.path.scale * self.strength, _remembered(task, state, "precision"))]
 
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
+    def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """Before the first task: the path of some steps, around the present weights."""
         if state:
             return self.quadratics(task, state, {})
         start = task.values()
-        flight = rehearsed_steps(task, self, self.begin_task(task, state), seconds)
-        if flight is None:
+        task_state = trial_steps(task, self, self.begin_task(task, state), seconds)
+        if task_state is None:
             return None
-        precision = {name: flight["fisher"][name] + flight["score"][name] / 2 for name in start}
+        precision = {name: task_state["fisher"][name] + task_state["score"][name] / 2 for name in start}
         return [(self.path.scale * self.strength, Gaussian(start, precision))]
 
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """F + s around the weights as they are now. A weight that is not guarded now keeps what was known of it."""
         new = {
             "mean": task.values(),
-            "fisher": flight["fisher"],
-            "score": {name: score / 2 for name, score in flight["score"].items()},
+            "fisher": task_state["fisher"],
+            "score": {name: score / 2 for name, score in task_state["score"].items()},
         }
         new["precision"] = {name: new["fisher"][name] + score for name, score in new["score"].items()}
         return {key: {**state.get(key, {}), **value} for key, value in new.items()}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from afec.gaussian import Gaussian, running_sum
-from afec.guard import GuardedTask, Params, State, Step, checked_weight, rehearsed_steps
+from afec.guard import GuardedTask, Params, State, Step, checked_weight, trial_steps
 from afec.methods.path import PathTerm, path_options, wide_zeros
 from afec.methods.presets import Preset
 
@@ -70,40 +70,40 @@ class SI(PathTerm):
         return {"start": task.values(), "path": wide_zeros(task.weights)}
 
     @torch.no_grad()
-    def after_step(self, task: GuardedTask, flight: State, step: Step) -> State:
+    def after_step(self, task: GuardedTask, task_state: State, step: Step) -> State:
         """W −= g·δ."""
         names, gradients, changes = self.path.seen(step)
-        new = torch._foreach_addcmul(self.path.of(flight["path"], names, gradients), gradients, changes, value=-1)
-        return {**flight, "path": {**flight["path"], **dict(zip(names, new, strict=True))}}
+        new = torch._foreach_addcmul(self.path.of(task_state["path"], names, gradients), gradients, changes, value=-1)
+        return {**task_state, "path": {**task_state["path"], **dict(zip(names, new, strict=True))}}
 
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+    def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
         """Ω around the latest weights, times λ (2λ without the ½); nothing in the first task."""
         if not state:
             return []
         return [(self.path.scale * self.strength, task.remembered(Gaussian(state["mean"], state["precision"])))]
 
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
+    def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """Before the first task: the path of some steps, around the present weights."""
         if state:
             return self.quadratics(task, state, {})
-        flight = rehearsed_steps(task, self, self.begin_task(task, state), seconds)
-        if flight is None:
+        task_state = trial_steps(task, self, self.begin_task(task, state), seconds)
+        if task_state is None:
             return None
-        return [(self.path.scale * self.strength, Gaussian(flight["start"], self._omega(task, flight)))]
+        return [(self.path.scale * self.strength, Gaussian(task_state["start"], self._omega(task, task_state)))]
 
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """Ω + this task's, around the weights as they are now."""
         old = Gaussian(state["mean"], state["precision"]) if state else None
         if old is not None:
             old = old.grown_to(dict(task.model.named_parameters()))
-        total = running_sum(old, Gaussian(task.values(), self._omega(task, flight)))
+        total = running_sum(old, Gaussian(task.values(), self._omega(task, task_state)))
         return {"mean": total.mean, "precision": total.precision}
 
-    def _omega(self, task: GuardedTask, flight: State) -> dict[str, Tensor]:
+    def _omega(self, task: GuardedTask, task_state: State) -> dict[str, Tensor]:
         """W / ((θ_end − θ_start)² + ξ)."""
         omega = {}
         for name, end in task.values().items():
-            path = flight["path"][name].to(end.device)
-            moved = end.to(path) - flight["start"][name].to(path)
+            path = task_state["path"][name].to(end.device)
+            moved = end.to(path) - task_state["start"][name].to(path)
             omega[name] = (path.clamp(min=0) if self.path.clamp else path) / (moved**2 + self.path.damping)
         return omega
