@@ -49,7 +49,7 @@ def test_it_changes_nothing_and_reports_every_layer(setting, tasks_done, capsys)
 
 def judged(guard, setting, optimizer=None, data=None):
     optimizer = setting.optimizer if optimizer is None else optimizer
-    return guard.check(setting.model, optimizer, setting.tasks[1] if data is None else data, setting.loss, seconds=20)
+    return guard.check(setting.model, optimizer, setting.tasks[1] if data is None else data, setting.loss, seconds=600)
 
 
 def learned(setting, strength, forgetting):

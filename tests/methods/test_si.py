@@ -230,5 +230,5 @@ def test_errors(option, message):
 
 
 def test_the_name_says_what_it_is():
-    expected = "SI(strength=2, damping=0.01, clamp=False, half=False, gradient='total')"
+    expected = "SI(strength=2, damping=0.01, clamp=False, half=False, gradient='total', rewind=False)"
     assert repr(SI(2.0, preset="official")) == expected

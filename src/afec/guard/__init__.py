@@ -11,7 +11,7 @@ from afec.guard.expansion import (
 )
 from afec.guard.gradients import GradientUsedTwiceError
 from afec.guard.marks import WeightMovedError
-from afec.guard.options import FisherOptions, checked_flag, checked_weight, one_of
+from afec.guard.options import FisherFields, FisherOptions, Option, OptionFields, Preset, checked_weight, option
 from afec.guard.problem import HasGuardedParameters, Params
 from afec.guard.steps import Step, at_bookmark, with_bookmark
 from afec.guard.task import GuardedTask
@@ -20,25 +20,28 @@ from afec.guard.trial import trial_steps
 
 __all__ = [
     "NO_OPTIMIZER",
+    "FisherFields",
     "FisherOptions",
     "GradientUsedTwiceError",
     "Guard",
     "GuardedTask",
     "HasGuardedParameters",
     "OptimizerFactory",
+    "Option",
+    "OptionFields",
     "Params",
+    "Preset",
     "State",
     "Step",
     "Sum",
     "Term",
     "WeightMovedError",
     "at_bookmark",
-    "checked_flag",
     "checked_weight",
     "learns_something",
     "load",
-    "one_of",
     "optimizers_for_theta_e",
+    "option",
     "snapshot",
     "train_theta_e",
     "trial_steps",

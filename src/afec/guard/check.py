@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckReport", "Layer", "check"]
 
+PREVIEW_BATCHES = 4
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -141,7 +143,7 @@ def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
     terms: dict[str, list[tuple[float, Gaussian]]] = {}
     untold = "how it is trained is known in a task only" if task.optimizers else "no optimiser was given"
     for term in task.terms:
-        with task.only(term), borrowed(task.model, task.optimizers):
+        with task.only(term), task.briefly(PREVIEW_BATCHES), borrowed(task.model, task.optimizers):
             lacking = term.lacks(task)
             previewed = None if lacking else term.preview(task, task.state_of(term), seconds / 3)
         if lacking:

@@ -68,6 +68,7 @@ class GuardedTask:
         self._puller = Puller(self.model, self.weights)
         self._reached = False  # the loss is known to reach the weights
         self._first: Any = None  # the first batch, while the task begins
+        self._most_batches: int | None = None  # of a pass; `check` looks at a few
         self._held: list[int] = []
 
     # -- for the user ---------------------------------------------------------------------------------------------
@@ -195,7 +196,16 @@ class GuardedTask:
                 self._first = None if self.started else batch
             yield batch
 
-    def fisher(self, options: FisherOptions, *purpose: object, most_batches: int | None = None) -> dict[str, Tensor]:
+    @contextmanager
+    def briefly(self, most_batches: int) -> Iterator[None]:
+        """Inside, Fisher and importance are measured on so many batches, as if for a preview."""
+        self._most_batches = most_batches
+        try:
+            yield
+        finally:
+            self._most_batches = None
+
+    def fisher(self, options: FisherOptions, *purpose: object) -> dict[str, Tensor]:
         """The diagonal Fisher of the guarded weights at their present values, over all processes."""
         seed = self.seed("fisher", *purpose)
         kind = options.kind
@@ -215,7 +225,6 @@ class GuardedTask:
             pass_size=size,
             batch_size=size,
             train=options.dropout,
-            most_batches=most_batches,
         )
 
     def refuses(self, options: FisherOptions) -> str | None:
@@ -250,14 +259,15 @@ class GuardedTask:
         batch_size: int | None,
         train: bool,
         power: Power = 2,
-        most_batches: int | None = None,
     ) -> dict[str, Tensor]:
         """The mean of squared or absolute gradients of the guarded weights, over one pass and all processes.
 
         `pass_size` is how many samples a batch of the pass has, where the data can be cut anew (None: as they come); the rest
         is as in `fisher.estimate`.
         """
-        batches = itertools.islice(self.batches("fisher", *purpose, batch_size=pass_size), most_batches)
+        if self._most_batches is not None:
+            purpose = ("preview",)
+        batches = itertools.islice(self.batches("fisher", *purpose, batch_size=pass_size), self._most_batches)
         found = estimate(
             problem,
             self.weights,
