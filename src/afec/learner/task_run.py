@@ -254,7 +254,7 @@ def _accepted(hook: Callable[[float], None] | None, guarded: GuardedTask) -> Cal
 def _own_epochs(guarded: GuardedTask) -> int:
     """How long AFEC has trained θ_e by itself: `epochs=`, or an epoch beside each of ours under its interleaved schedule."""
     for term in guarded.terms:
-        task_state = guarded.flights[term.name]
+        task_state = guarded.task_states[term.name]
         if isinstance(term, AFEC) and "mean" in task_state:
             return int(task_state.get("epochs", term.epochs or 0))
     return 0
