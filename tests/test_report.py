@@ -7,15 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from afec.experiments.supervised import build
-from afec.files import save_tree
 from afec.lab import RunDirectory
 from afec.report import Panel, draw_circles, mean_and_std, paired
 from afec.report.canvas import canvas, save
 from afec.report.paired import number
 from afec.report.picture import draw_study
 from afec.report.table import Line, comparisons, lines, study_table
-from written_runs import after_two, written
+from written_runs import after_two, with_untrained_net, written
 
 
 def test_mean_and_sample_deviation():
@@ -302,7 +300,7 @@ def test_rows_of_a_grid_are_curves_of_their_own(tmp_path):
 def test_circles_from_the_weights_of_runs(tmp_path):
     runs = [written(tmp_path, method, 0, after_two(0.5, 0.7)) for method in ("finetune", "ewc")]
     for config, run in runs:
-        save_tree(run.path / "weights" / "task2.safetensors", dict(build(config, 0)[1].state_dict()))
+        with_untrained_net(config, run)
     draw_study(tmp_path / "p.png", runs)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 

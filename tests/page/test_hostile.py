@@ -98,8 +98,7 @@ def test_a_linked_directory_is_no_run(one, tmp_path):
 def test_weights_behind_a_link_are_not_loaded(tmp_path):
     config, run = written(tmp_path / "runs", "ewc", 0, learned(2, 0.5), benchmark="digits-regression")
     save_tree(tmp_path / "elsewhere.safetensors", {"x": 1})
-    (run.path / "weights").mkdir()
-    (run.path / "weights" / "task2.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    (run.path / "learner.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
     text = page_of(tmp_path / "runs", tmp_path, "--pictures")
     assert "no picture from the weights" in text
     assert "is a link" in text
