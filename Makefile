@@ -6,7 +6,7 @@ SOURCES := pyproject.toml constraints.txt
 # One process per core, one thread each.
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: demo test quick bench study grid docs clean
+.PHONY: demo test quick bench evidence grid docs clean
 
 demo: .venv/core
 	$(BIN)/afec run digits-regression --method finetune ewc ewc@equal-compute ewc+afec --seeds 5 \
@@ -25,15 +25,21 @@ quick: .venv/dev
 bench: .venv/dev
 	$(BIN)/python bench/run.py
 
-study: .venv/core
-	$(BIN)/python results/digits-regression/study.py
+# Every study that we publish (`published = true`), one after the other, each resumed where it was: in the background, one
+# process per core, at the lowest priority. nice alone does nothing between sessions where the kernel groups processes by
+# session (autogroup), so the session's own priority is lowered too. AFEC_DATA says where the images are (docs/data.md).
+evidence: .venv/core
+	@mkdir -p runs
+	@setsid nohup nice -n 19 sh -c 'echo 19 >/proc/self/autogroup 2>/dev/null; \
+		for study in $$($(BIN)/python -m afec.lab.studies); do echo "== $$study"; $(BIN)/afec study run $$study; done' \
+		>runs/evidence.log 2>&1 </dev/null & echo $$! >runs/evidence.pid
+	@echo "started in the background; results go into results/"
+	@echo "watch it:  tail -f runs/evidence.log"
+	@echo "stop it:   kill -INT -- -$$(cat runs/evidence.pid)    (make evidence goes on where it was)"
 
 # The paper's main table, every row and column of it, and Omniglot, at `smoke` and on the real files (AFEC_DATA, docs/data.md).
 grid: .venv/core
-	$(BIN)/afec run cifar100-sc cifar100 cifar10-100 omniglot cub200-pretrained cub200 imagenet100 --scale smoke --seeds 1 --runs grid-output/runs \
-		--method finetune progress-compress ags-cl ewc mas si rwalk ewc+afec mas+afec si+afec rwalk+afec
-	$(BIN)/afec report grid-output/runs -o results/grid/grid.md
-	$(BIN)/afec report grid-output/runs -o results/grid/grid.csv
+	$(BIN)/afec study run grid
 
 docs: .venv/dev
 	$(BIN)/python docs/figures/active_forgetting.py

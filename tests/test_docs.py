@@ -16,6 +16,7 @@ import pytest
 
 from afec.cli import main
 from afec.cli.reports import check_arguments
+from afec.files import write_text
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "results").glob("**/*.md"))]
@@ -67,8 +68,9 @@ def test_commands_exist(page, workplace, monkeypatch, capsys):
     monkeypatch.setattr("afec.cli.work.do", lambda *arguments: None)  # everything but the work
     monkeypatch.setattr("afec.cli.data.get", lambda *arguments: True)
     monkeypatch.setattr(
-        "afec.cli.work.tune", lambda *arguments: arguments[-1].write_text("[method.ewc]\nstrength = 1\n")
+        "afec.cli.work.tune", lambda *arguments: write_text(arguments[-1], "[method.ewc]\nstrength = 1\n")
     )
+    monkeypatch.setattr("afec.cli.reports.write", lambda *arguments: None)
     monkeypatch.setattr("afec.cli.reports.report", lambda console, runs, *arguments: check_arguments(*arguments))
     for command in commands(page):
         if command[0] == "make":
@@ -77,7 +79,7 @@ def test_commands_exist(page, workplace, monkeypatch, capsys):
             if command[1] == "resume":
                 Path(next((word for word in command[2:] if not word.startswith("-")), "runs")).mkdir(exist_ok=True)
             assert main(command[1:]) == 0, f"{name(page)}: {' '.join(command)}: {capsys.readouterr().err}"
-        elif command[0] == "python" and command[1].startswith(("bench/", "results/")):
+        elif command[0] == "python" and command[1].startswith("bench/"):
             run = subprocess.run([sys.executable, *command[1:], "--help"], cwd=ROOT, capture_output=True, text=True)
             assert run.returncode == 0, run.stderr
             for option in command[2:]:
