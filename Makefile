@@ -25,17 +25,9 @@ quick: .venv/dev
 bench: .venv/dev
 	$(BIN)/python bench/run.py
 
-# Every study that we publish (`published = true`), one after the other, each resumed where it was: in the background, one
-# process per core, at the lowest priority. nice alone does nothing between sessions where the kernel groups processes by
-# session (autogroup), so the session's own priority is lowered too. AFEC_DATA says where the images are (docs/data.md).
+# Every study that we publish, resumed where it was: in the background, at the lowest priority, one process per core.
 evidence: .venv/core
-	@mkdir -p runs
-	@setsid nohup nice -n 19 sh -c 'echo 19 >/proc/self/autogroup 2>/dev/null; \
-		for study in $$($(BIN)/python -m afec.lab.studies); do echo "== $$study"; $(BIN)/afec study run $$study; done' \
-		>runs/evidence.log 2>&1 </dev/null & echo $$! >runs/evidence.pid
-	@echo "started in the background; results go into results/"
-	@echo "watch it:  tail -f runs/evidence.log"
-	@echo "stop it:   kill -INT -- -$$(cat runs/evidence.pid)    (make evidence goes on where it was)"
+	$(BIN)/python results/evidence.py
 
 # The paper's main table, every row and column of it, and Omniglot, at `smoke` and on the real files (AFEC_DATA, docs/data.md).
 grid: .venv/core

@@ -1,7 +1,8 @@
 """Every Python snippet in README and docs runs, in order, page by page; every command is one that exists.
 
 Commands of `afec` are read as the command line reads them, down to the benchmark, the methods and their settings, and those of
-the scale `smoke` are really run. A TOML block that begins with the name of a file, `# mine.toml`, is that file for the page.
+the scale `smoke` are really run. A block that begins with the name of a file, `# mine.toml` or `# mine.py`,
+is that file for the page.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def name(page: Path) -> str:
 def workplace(page, tmp_path, monkeypatch):
     """An empty directory with the files that the page shows."""
     monkeypatch.chdir(tmp_path)
-    for block in blocks(page, "toml"):
-        if named := re.match(r"# ([\w-]+\.toml)\n", block):
+    for block in [*blocks(page, "toml"), *blocks(page, "python")]:
+        if named := re.match(r"# ([\w-]+\.(?:toml|py))\n", block):
             (tmp_path / named[1]).write_text(block)
     return tmp_path
 
@@ -79,7 +80,7 @@ def test_commands_exist(page, workplace, monkeypatch, capsys):
             if command[1] == "resume":
                 Path(next((word for word in command[2:] if not word.startswith("-")), "runs")).mkdir(exist_ok=True)
             assert main(command[1:]) == 0, f"{name(page)}: {' '.join(command)}: {capsys.readouterr().err}"
-        elif command[0] == "python" and command[1].startswith("bench/"):
+        elif command[0] == "python" and command[1].startswith(("bench/", "results/")):
             run = subprocess.run([sys.executable, *command[1:], "--help"], cwd=ROOT, capture_output=True, text=True)
             assert run.returncode == 0, run.stderr
             for option in command[2:]:
