@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import get_context
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from afec.learner import Fit, Machine, Schedule
+from afec.learner import Fit, Machine, Schedule, StoppedError
 from afec.learner.tasks import Batches, BatchLoss, stored
 from afec.nets import MultiHead, make_backbone
 from afec.streams import Split
@@ -48,10 +50,14 @@ def our_loop(data: Split) -> Callable[[], None]:
     machine = Machine(channels_last=True)
     net = machine.placed(MultiHead(make_backbone("cnn6"), [5]))
     batches = Batches(stored(data, machine))
-    schedule = Schedule(batch_size=BATCH, max_epochs=10**6)
-    fit = Fit(net, batches, batches, BatchLoss(0, "cross_entropy", machine), schedule, 0, machine)
-    generator = torch.Generator().manual_seed(0)
-    return lambda: fit._one_epoch(generator)
+    schedule = Schedule(batch_size=BATCH, max_epochs=10**6, patience=None, best_weights=False)
+    fit = Fit(net, batches, None, BatchLoss(0, "cross_entropy", machine), schedule, 0, machine)
+
+    def epoch() -> None:
+        with suppress(StoppedError):
+            fit.run(stop=SimpleNamespace(asked=True))  # it goes on where it was, and stops after each epoch
+
+    return epoch
 
 
 def timed(epoch: Callable[[], None], clock: Callable[[], float]) -> float:

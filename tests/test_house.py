@@ -69,11 +69,7 @@ def test_imports_point_one_way():
                 assert ROOMS.index(other) <= ROOMS.index(room), f"{path.relative_to(SOURCE)} imports {other}"
 
 
-TUNING = pytest.mark.xfail(strict=True, reason="tuning still knows of β and of methods")
-LAB = [
-    pytest.param(file, id=file.name, marks=TUNING if file.name in ("tuning.py", "grids.py") else ())
-    for file in sorted((SOURCE / "lab").glob("*.py"))
-]
+LAB = [pytest.param(file, id=file.name) for file in sorted((SOURCE / "lab").glob("*.py"))]
 
 
 @pytest.mark.parametrize("path", LAB)
@@ -114,3 +110,28 @@ def test_everything_in_the_package_is_in_its_wheel():
     every = {file for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
     assert {file for file in every if file.suffix != ".py"} == kept
     assert all((file.parent / "__init__.py").is_file() for file in every if file.suffix == ".py")
+
+
+def imported_files(path: Path, known: dict[str, Path]) -> set[str]:
+    """The modules of ours that a file imports, for types as well."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            wholes = [f"{node.module}.{alias.name}" for alias in node.names]
+            found.update(whole if whole in known else node.module for whole in wholes)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return found & known.keys()
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Typed imports included; what a package's `__init__` gathers is no import of the files in it."""
+    known = {
+        ".".join(("afec", *path.relative_to(SOURCE).with_suffix("").parts)): path
+        for path in SOURCE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    left = {name: imported_files(path, known) - {name} for name, path in known.items()}
+    while free := {name for name, needs in left.items() if not needs & left.keys()}:
+        left = {name: needs for name, needs in left.items() if name not in free}
+    assert not left, f"a circle is among {sorted(left)}"

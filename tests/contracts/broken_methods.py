@@ -29,20 +29,20 @@ class L2(Term):
     def is_off(self):
         return self.strength == 0
 
-    def quadratics(self, task, state, flight):
+    def quadratics(self, task, state, task_state):
         return [(self.strength, task.remembered(Gaussian.isotropic(state["mean"], 1.0)))] if state else []
 
-    def rehearse(self, task, state, seconds):
+    def preview(self, task, state, seconds):
         return [(self.strength, Gaussian.isotropic(task.values(), 1.0))]
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {"mean": task.values()}
 
 
 class AdvancesTorch(L2):
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         torch.rand(1)
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class AdvancesNumpy(L2):
@@ -52,17 +52,17 @@ class AdvancesNumpy(L2):
 
 
 class AdvancesPython(L2):
-    def begin_epoch(self, task, state, flight):
+    def begin_epoch(self, task, state, task_state):
         random.random()
-        return flight
+        return task_state
 
 
 class DrawsInEveryStep(L2):
     observes = frozenset({"gradient"})
 
-    def after_step(self, task, flight, step):
+    def after_step(self, task, task_state, step):
         torch.rand(1)
-        return flight
+        return task_state
 
 
 class NeverOff(L2):
@@ -70,10 +70,10 @@ class NeverOff(L2):
 
     is_off = False
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         with forked(task.seed("all")):
             list(task.batches("all"))
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class PullsAtZero(L2):
@@ -84,30 +84,30 @@ class PullsAtZero(L2):
 
 
 class LeavesEvalMode(L2):
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         task.model.train()
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class DropsGradients(L2):
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         task.model.zero_grad()
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class ChangesBuffers(L2):
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         for buffer in task.model.buffers():
             buffer.add_(1)
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class ChangesWeights(L2):
     @torch.no_grad()
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         for weight in task.weights.values():
             weight.mul_(0.99)
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class ForgetsMomentum(L2):
@@ -123,18 +123,18 @@ class LeavesItsHook(L2):
         self.handle = task.model.register_forward_hook(lambda module, inputs, output: None)
         return {}
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         if hasattr(self, "handle"):
             self.handle.remove()
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class KeepsItsHook(L2):
     """Never takes it off."""
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         register_optimizer_step_post_hook(lambda *_: None)
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class CountsInPlace(L2):
@@ -145,7 +145,7 @@ class CountsInPlace(L2):
             state["begun"] += 1
         return {}
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {"mean": task.values(), "begun": torch.ones(1) if not state else state["begun"].clone()}
 
 
@@ -157,25 +157,25 @@ class SumsInPlace(L2):
     def begin_task(self, task, state):
         return {"path": torch.zeros(1)}
 
-    def after_step(self, task, flight, step):
-        flight["path"] += 1
-        return flight
+    def after_step(self, task, task_state, step):
+        task_state["path"] += 1
+        return task_state
 
 
 class KeepsASet(L2):
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {"mean": task.values(), "seen": {"a", "b"}}
 
 
 class KeepsNumpyNumbers(L2):
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {"mean": task.values(), "scale": np.float64(1.0)}
 
 
 class KeepsLiveWeights(L2):
     """The state is the weights themselves, not copies."""
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {"mean": {name: weight.detach() for name, weight in task.weights.items()}}
 
 
@@ -184,12 +184,12 @@ class RemembersOnTheInstance(L2):
 
     scale = 0.0
 
-    def quadratics(self, task, state, flight):
-        return [(self.strength * self.scale, gaussian) for _, gaussian in super().quadratics(task, state, flight)]
+    def quadratics(self, task, state, task_state):
+        return [(self.strength * self.scale, gaussian) for _, gaussian in super().quadratics(task, state, task_state)]
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         self.scale += 1.0
-        return super().end_task(task, state, flight)
+        return super().end_task(task, state, task_state)
 
 
 class CountsEpochsOnTheInstance(L2):
@@ -199,28 +199,28 @@ class CountsEpochsOnTheInstance(L2):
         self.epochs = 0
         return {}
 
-    def begin_epoch(self, task, state, flight):
+    def begin_epoch(self, task, state, task_state):
         self.epochs = getattr(self, "epochs", 0) + 1
-        return flight
+        return task_state
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {"mean": task.values(), "epochs": getattr(self, "epochs", 0)}
 
 
 class KeepsAllAnchors(L2):
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {"mean": task.values(), "all": [*state.get("all", []), task.values()]}
 
 
 class KeepsAList(L2):
     """No tensor grows, the list does."""
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {"mean": task.values(), "log": [*state.get("log", []), 1.0]}
 
 
 class Inert(L2):
-    def quadratics(self, task, state, flight):
+    def quadratics(self, task, state, task_state):
         return []
 
 
@@ -234,16 +234,16 @@ class SaysTwice(L2):
 
 
 class PushesAway(L2):
-    def quadratics(self, task, state, flight):
-        found = super().quadratics(task, state, flight)
+    def quadratics(self, task, state, task_state):
+        found = super().quadratics(task, state, task_state)
         return [(weight, Gaussian(g.mean, {n: -0.01 * f for n, f in g.precision.items()})) for weight, g in found]
 
 
 class PushesOneAway(L2):
     """One number of one weight has a negative precision; the sum over all of them never shows it."""
 
-    def quadratics(self, task, state, flight):
-        found = super().quadratics(task, state, flight)
+    def quadratics(self, task, state, task_state):
+        found = super().quadratics(task, state, task_state)
         for _, gaussian in found:
             gaussian.precision["body.0.bias"][1] = -1e-3
         return found
@@ -284,13 +284,13 @@ class CountsTheRest(L2):
 class CannotGrow(L2):
     """Without task.remembered."""
 
-    def quadratics(self, task, state, flight):
+    def quadratics(self, task, state, task_state):
         return [(self.strength, Gaussian.isotropic(state["mean"], 1.0))] if state else []
 
 
 class InfiniteWhenGrown(L2):
-    def quadratics(self, task, state, flight):
-        found = super().quadratics(task, state, flight)
+    def quadratics(self, task, state, task_state):
+        found = super().quadratics(task, state, task_state)
         grown = found and any(len(m) != len(state["mean"][n]) for n, m in found[0][1].mean.items())
         return [(float("inf"), gaussian) for _, gaussian in found] if grown else found
 

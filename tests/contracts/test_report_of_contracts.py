@@ -20,13 +20,13 @@ DICE = itertools.count(1)
 class RollsDice(L2):
     """Breaks nearly everything; what is named first is the cause."""
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         noise = float(next(DICE))  # another one each time, whatever the seed
         return {"mean": {name: value + noise for name, value in task.values().items()}}
 
 
 class Raises(L2):
-    def begin_epoch(self, task, state, flight):
+    def begin_epoch(self, task, state, task_state):
         raise ZeroDivisionError("one over nothing")
 
 

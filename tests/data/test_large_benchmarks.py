@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from afec.lab.grids import search_space
 from official_layouts import write_cub, write_image_folder
 from torch import nn
 
@@ -19,6 +18,7 @@ from afec.fisher import Problem, estimate
 from afec.lab import find_runs
 from afec.lab.config import RunConfig, resolve
 from afec.lab.spec import load_benchmark
+from afec.lab.tuning import Plan, planned
 from afec.learner import Fit, Learner, Machine, Memo, Schedule
 from afec.learner.tasks import Batches, BatchLoss
 from afec.nets import MultiHead, make_backbone
@@ -75,9 +75,7 @@ def test_the_papers_strengths_stand_there_for_our_fisher(name):
     settings = resolve(benchmark, "ewc+afec").settings
     assert settings["ewc"]["preset"] == "official"
     assert (settings["afec"]["fisher"], settings["afec"]["fisher_batch"]) == ("batched", 20)
-    assert search_space(benchmark, resolve(benchmark, "ewc"), "ewc")["ewc.strength"] == tuple(
-        benchmark.tune["ewc"]["strength"]
-    )
+    assert planned(Plan(benchmark, "ewc")) == [("ewc", {"ewc.strength": tuple(benchmark.tune["ewc"]["strength"])})]
 
 
 @pytest.mark.parametrize("name", NAMES)

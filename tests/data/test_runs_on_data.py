@@ -10,9 +10,9 @@ import pytest
 from official_layouts import write_cifar10, write_cifar100, write_omniglot
 
 from afec.cli import main
+from afec.experiments.supervised import build
 from afec.lab import find_runs
 from afec.lab.config import resolve
-from afec.lab.run import build
 from afec.lab.spec import load_benchmark
 
 REAL = Path(os.environ.get("AFEC_DATA", "no data"))

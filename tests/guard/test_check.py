@@ -49,7 +49,7 @@ def test_it_changes_nothing_and_reports_every_layer(setting, tasks_done, capsys)
 
 def judged(guard, setting, optimizer=None, data=None):
     optimizer = setting.optimizer if optimizer is None else optimizer
-    return guard.check(setting.model, optimizer, setting.tasks[1] if data is None else data, setting.loss, seconds=20)
+    return guard.check(setting.model, optimizer, setting.tasks[1] if data is None else data, setting.loss, seconds=600)
 
 
 def learned(setting, strength, forgetting):
@@ -105,16 +105,16 @@ def test_adam_makes_full_steps_of_a_tiny_pull_where_there_is_no_gradient():
         def is_off(self):
             return False
 
-        def quadratics(self, task, state, flight):
-            return self.rehearse(task, state, 0.0)
+        def quadratics(self, task, state, task_state):
+            return self.preview(task, state, 0.0)
 
-        def rehearse(self, task, state, seconds):
+        def preview(self, task, state, seconds):
             mean = {name: value + 1 for name, value in task.values().items()}
             silent = {name: torch.zeros_like(value) for name, value in mean.items()}
             silent["weight"][:, 1] = 1.0
             return [(1e-6, afec.gaussian.Gaussian(mean, silent))]
 
-        def end_task(self, task, state, flight):
+        def end_task(self, task, state, task_state):
             return {}
 
     torch.manual_seed(0)
@@ -144,13 +144,13 @@ def test_under_plain_sgd_the_shares_are_those_worked_out_by_hand():
         def is_off(self):
             return False
 
-        def quadratics(self, task, state, flight):
-            return self.rehearse(task, state, 0.0)
+        def quadratics(self, task, state, task_state):
+            return self.preview(task, state, 0.0)
 
-        def rehearse(self, task, state, seconds):
+        def preview(self, task, state, seconds):
             return [(2.0, afec.gaussian.Gaussian(task.values(), {"weight": torch.ones(1, 1)}))]
 
-        def end_task(self, task, state, flight):
+        def end_task(self, task, state, task_state):
             return {}
 
     model = nn.Linear(1, 1, bias=False)
@@ -260,7 +260,7 @@ def test_without_an_optimizer_nothing_is_called_ok_that_was_not_measured(setting
 
 
 def test_an_expansion_of_the_users_own_is_not_run(setting):
-    report = (EWC(1.0) + AFEC(1.0, expand=lambda: 1 / 0)).check(*arguments_of(setting), seconds=1)
+    report = (EWC(1.0) + AFEC(1.0, expand=lambda: 1 / 0)).check(*arguments_of(setting), seconds=60)
     assert str(report.verdicts["afec"]) == "not measured (how it is trained is known in a task only)"
     assert report.verdicts["ewc"].judgement == "at work"
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from afec import AFEC, EWC
-from afec.methods.presets import PRESETS
 
 
 def weights_after(setting, guard, tasks=2, **options):
@@ -32,23 +31,32 @@ def test_a_sum_is_one_method_whichever_way_it_is_written(setting):
 
 
 def test_the_expression_is_the_name():
-    assert repr(EWC(500)) == "EWC(strength=500, fisher='auto')"
-    assert "forgetting=1" in repr(AFEC(beta=0.5, epochs=3))
-    assert "forgetting=[0.0, 1.0, 3.0]" in repr(AFEC(beta=[0.0, 0.5, 0.75], epochs=3))
+    assert repr(EWC(500)) == "EWC(strength=500)"
+    assert repr(EWC(500, preset="official")) == "EWC(strength=500, fisher='batched', fisher_dropout=True)"
+    assert repr(AFEC(beta=0.5, epochs=3)) == "AFEC(beta=0.5, epochs=3)"
+    assert repr(AFEC([0, 1, 3.5], expand=print)) == "AFEC(forgetting=[0, 1, 3.5], expand=…)"
+    for term in (EWC(0.25, decay=0.5), AFEC(0.1, epochs=2, preset="paper")):
+        assert repr(eval(repr(term))) == repr(term)
+
+
+PRESETS = {
+    "default": ("auto", 20, False, "init", "sequential"),
+    "paper": ("empirical", 20, False, "init", "sequential"),
+    "official": ("batched", 20, True, "carry", "interleaved"),
+}
 
 
 def test_presets_set_what_the_table_says_and_what_is_given_wins():
-    for name, presets in PRESETS.items():
-        preset = presets["afec"]
-        how = {} if preset["schedule"] == "interleaved" else {"epochs": 2}
-        term = AFEC(0.1, preset=name, **how)
-        assert term.expand_from == preset["expand_from"]
-        assert term.schedule == preset["schedule"]
-        assert (term.fisher.kind, term.fisher.batch_size) == (preset["fisher"], preset["fisher_batch"])
-        assert term.fisher.dropout == EWC(1.0, preset=name).fisher.dropout == preset["fisher_dropout"]
-    assert EWC(1.0, preset="official", fisher="exact").fisher.kind == "exact"
-    assert not EWC(1.0, preset="official", fisher="exact").fisher.dropout
-    assert EWC(1.0, preset="official", fisher_dropout=False).fisher.kind == "batched"
+    for name, (fisher, batch, dropout, start, schedule) in PRESETS.items():
+        how = {} if schedule == "interleaved" else {"epochs": 2}
+        for term in (AFEC(0.1, preset=name, **how), EWC(1.0, preset=name)):
+            assert (term.fisher, term.fisher_batch, term.fisher_dropout) == (fisher, batch, dropout)
+        assert AFEC(0.1, preset=name, **how).expand_from == start
+        assert AFEC(0.1, preset=name, **how).schedule == schedule
+    assert EWC(1.0, preset="official", fisher="exact").fisher == "exact"
+    assert not EWC(1.0, preset="official", fisher="exact").fisher_dropout
+    assert EWC(1.0, preset="official", fisher_dropout=False).fisher == "batched"
+    assert EWC(1.0, preset="official", fisher="batched").fisher_dropout
     assert AFEC(0.1, preset="official", schedule="sequential", epochs=1).expand_from == "carry"
 
 
@@ -105,11 +113,11 @@ def test_afec_alone_pulls_to_theta_e_only(setting):
     for number, data in enumerate(setting.tasks[:2]):
         with guard.learning(setting.model, setting.optimizer, data, setting.loss) as task:
             assert float(task.penalty()) == 0 if number == 0 else float(task.penalty()) > 0
-            flight = guard.state_dict()["flights"]["afec"]
+            task_state = guard.state_dict()["task_states"]["afec"]
             setting.train(data, 1)
             if number == 1:
                 expected = sum(
-                    0.5 * 5.0 * (flight["precision"][n] * (p.detach() - flight["mean"][n]) ** 2).sum()
+                    0.5 * 5.0 * (task_state["precision"][n] * (p.detach() - task_state["mean"][n]) ** 2).sum()
                     for n, p in setting.model.named_parameters()
                 )
                 assert float(task.penalty()) == pytest.approx(float(expected), rel=1e-5)
@@ -122,7 +130,7 @@ def test_theta_e_is_where_plain_training_from_init_ends(setting):
     with guard.learning(setting.model, setting.optimizer, setting.tasks[0], setting.loss):
         setting.train(setting.tasks[0])
     task = guard.begin(setting.model, setting.optimizer, setting.tasks[1], setting.loss)
-    theta_e = guard.state_dict()["flights"]["afec"]["mean"]
+    theta_e = guard.state_dict()["task_states"]["afec"]["mean"]
     optimizer = torch.optim.Adam(start.parameters(), 1e-2)
     for epoch in range(4):
         for inputs, targets in task.batches("expand", epoch, training=True):

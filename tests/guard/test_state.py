@@ -47,7 +47,7 @@ def test_an_exception_leaves_the_guard_as_on_entry(setting):
     for name in ("mean", "precision"):
         for key, value in before["states"]["ewc"][name].items():
             assert torch.equal(value, after["states"]["ewc"][name][key])
-    assert after["flights"] is None
+    assert after["task_states"] is None
     assert not _global_optimizer_pre_hooks
 
 
@@ -65,6 +65,25 @@ def test_begin_and_end_are_the_block(setting):
     assert block.tasks_done == hand.tasks_done == 3
     for one, other in zip(setting.model.parameters(), own.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_state_of_format_1_is_read_and_goes_on(setting):
+    """It had another word for the task states."""
+    guard = make()
+    with guard.learning(setting.model, setting.optimizer, setting.tasks[0], setting.loss):
+        setting.train(setting.tasks[0])
+    task = guard.begin(setting.model, setting.optimizer, setting.tasks[1], setting.loss)
+    state = guard.state_dict()
+    old = {**state, "format": 1, "flights": state["task_states"]}
+    del old["task_states"]
+    task.abort()
+    resumed = make()
+    resumed.load_state_dict(saved_and_loaded(old))
+    assert resumed.in_task
+    again = resumed.state_dict()
+    assert again["format"] == state["format"] == 2
+    for key, value in state["task_states"]["afec"]["mean"].items():
+        assert torch.equal(value, again["task_states"]["afec"]["mean"][key])
 
 
 def test_abort_by_hand_inside_the_block(setting):
@@ -121,8 +140,8 @@ def test_a_state_inside_a_task_continues_it_without_a_second_expansion(setting, 
     own.optimizer = torch.optim.Adam(own.model.parameters(), 1e-2)
     own.optimizer.load_state_dict(checkpoint["optimizer"])
     with resumed.learning(own.model, own.optimizer, own.tasks[1], own.loss) as task:
-        for name, value in checkpoint["guard"]["flights"]["afec"]["mean"].items():
-            assert torch.equal(task.flights["afec"]["mean"][name], value)
+        for name, value in checkpoint["guard"]["task_states"]["afec"]["mean"].items():
+            assert torch.equal(task.task_states["afec"]["mean"][name], value)
         task.epoch()
         own.train(own.tasks[1], 1)
     assert not resumed.in_task
@@ -145,5 +164,5 @@ def test_a_state_taken_during_the_expansion_is_the_one_on_entry(setting):
     for data in setting.tasks[:2]:
         with guard.learning(setting.model, setting.optimizer, data, setting.loss):
             setting.train(data, 1)
-    assert states[0]["flights"] is None
+    assert states[0]["task_states"] is None
     assert states[0]["tasks_done"] == 1

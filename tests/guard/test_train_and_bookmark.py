@@ -92,7 +92,7 @@ def test_penalties_are_the_kinds_of_pull_apart(setting):
         found, saved = task.penalties(), guard.state_dict()
         for name, weight, part in (
             ("old", 30.0, saved["states"]["ewc"]),
-            ("forgetting", 2.0, saved["flights"]["afec"]),
+            ("forgetting", 2.0, saved["task_states"]["afec"]),
         ):
             weights = dict(setting.model.named_parameters())
             value = sum((f * (weights[n] - part["mean"][n]) ** 2).sum() for n, f in part["precision"].items())
@@ -106,11 +106,11 @@ def test_ewc_and_afec_ignore_bookmarks(setting):
     for data in setting.tasks[:2]:
         with guard.learning(setting.model, setting.optimizer, data, setting.loss) as task:
             task.return_to_bookmark()
-            before = guard.state_dict()["flights"]
+            before = guard.state_dict()["task_states"]
             task.bookmark()
             setting.train(data, 1)
             task.return_to_bookmark()
-            assert guard.state_dict()["flights"] == before
+            assert guard.state_dict()["task_states"] == before
     with pytest.raises(RuntimeError, match="ended already"):
         task.bookmark()
 
@@ -118,8 +118,8 @@ def test_ewc_and_afec_ignore_bookmarks(setting):
 class Late(EWC):
     """Does something at every epoch."""
 
-    def begin_epoch(self, task, state, flight):
-        return flight
+    def begin_epoch(self, task, state, task_state):
+        return task_state
 
 
 def test_a_guard_is_idle_where_it_will_neither_pull_nor_watch_in_this_task(setting):
@@ -150,10 +150,10 @@ def test_theta_e_follows_the_rate_of_an_optimiser_that_has_not_stepped_yet(setti
             old.append(setting.optimizer if kept else None)
             setting.optimizer = torch.optim.Adam(setting.model.parameters(), rate)
             task.epoch(setting.optimizer)
-            assert task.flights["afec"]["lrs"] == [rate]
+            assert task.task_states["afec"]["lrs"] == [rate]
             setting.train(setting.tasks[1], 1)
             task.epoch()  # one that has stepped is known
-            assert task.flights["afec"]["lrs"] == [rate]
+            assert task.task_states["afec"]["lrs"] == [rate]
 
 
 def test_samples_of_fisher_passes_are_counted(setting):

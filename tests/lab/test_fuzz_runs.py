@@ -9,15 +9,17 @@ import torch
 from torch import nn
 
 import afec
+from afec.experiments.supervised import LEARNER, build, training_of, write_transfers
 from afec.files import FileError, load_tree, save_tree
-from afec.lab import RunDirectory, RunError, build, lock, resolve
+from afec.lab import RunDirectory, RunError, lock, resolve
 from afec.lab.engine import Job
 from afec.lab.estimate import estimate
 from afec.lab.spec import SpecError, load_benchmark, load_tuned
-from afec.learner import Machine, Memo, Schedule, Transferred
+from afec.learner import Learner, LinearProbe, Machine, Memo, Schedule
 from afec.learner.fit import Fit
 from afec.learner.tasks import Batches
-from afec.report.picture import load_weights
+from afec.methods.expression import make_method
+from afec.report.picture import load_learner
 from afec.report.reading import read
 from afec.streams import Split
 from damaged_files import changed, damaged, reads_or_says, try_all
@@ -78,12 +80,12 @@ def test_settings_of_a_tuning(tmp_path):
 @pytest.fixture
 def finished(tmp_path):
     _, found = written(tmp_path / "runs", "ewc", 0, learned(3, 0.5), (4,) * 3, (0,) * 3, "digits")
-    found.write_transfer([Transferred("a", 0.5, 0.25, 3)])
-    found.append_events([{"event": "note", "text": "a note"}, {"event": "epoch", "task": 1}])
+    write_transfers(found.path, [LinearProbe("a", 0.5, 0.25, 3)])
+    found.append_events([{"event": "note", "text": "a note"}, {"event": "progress", "task": 1}])
     return found
 
 
-FILES = ("config.toml", "accuracy.csv", "transfer.csv", "events.jsonl", "env.json", "DONE")
+FILES = ("config.toml", "scores.csv", "transfer.csv", "events.jsonl", "env.json", "DONE")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -100,10 +102,10 @@ def test_the_files_of_a_run(finished, name):
         for split in ("test", "validation"):
             found.matrix(split)
         list(found.events())
-        whole = found.tasks(), found.epochs, found.samples, found.transfers()
+        whole = found.tasks(), found.epochs, found.samples
         if reading.state == "damaged":
             raise RunError(reading.fault)
-        same = list(reading.tasks), reading.epochs, reading.samples, list(reading.transfers)
+        same = list(reading.tasks), reading.epochs, reading.samples
         assert repr(whole) == repr(same)  # a NaN equals nothing
 
     if name in ("env.json", "DONE"):  # what is wrong with them is left out
@@ -164,7 +166,7 @@ def test_locks(tmp_path):
 
 def test_checkpoints(tmp_path):
     found = RunDirectory(tmp_path / "seed0")
-    found.save_checkpoint({"tasks_done": 1, "rows": [[0, 1, "a", 0.5, 0.5]], "learner": {"w": torch.zeros(3)}})
+    found.save_checkpoint({"tasks_done": 1, "scores": [[0, 1, "a", 0.5, 0.5, 9]], "experiment": {"w": torch.zeros(3)}})
 
     def use():
         state, faults = found.load_checkpoint()
@@ -178,7 +180,7 @@ NET = quick_config("ewc", "tiny")
 
 
 def learner():
-    return afec.Learner(build(NET, 0)[1], afec.EWC(10.0), schedule=NET.schedule, progress=False)
+    return afec.Learner(build(NET, 0)[1], afec.EWC(10.0), schedule=training_of(NET.training)[0], progress=False)
 
 
 def test_saved_learners(tmp_path):
@@ -199,7 +201,7 @@ def test_shared_trainings(tmp_path):
     fit = Fit(nn.Linear(2, 1), data, data, nn.MSELoss(), Schedule(max_epochs=1), 0, Machine())
     file = tmp_path / "shared.safetensors"
     fit.history, fit.best_epoch = [0.5], 1
-    Memo.keep(file, fit)
+    Memo(tmp_path).keep(file, fit)
     whole, known = file.read_bytes(), load_tree(file)
     assert Memo.recall(file, fit)
     for words, content in damaged(whole):
@@ -213,11 +215,10 @@ def test_shared_trainings(tmp_path):
 
 def test_weights_of_a_run(tmp_path):
     config, found = quick_config("ewc", "tiny"), RunDirectory(tmp_path / "seed0")
-    net = build(config, 0)[1]
-    file = found.path / "weights" / "task2.safetensors"
-    save_tree(file, dict(net.state_dict()))
-    try_all(file, lambda: load_weights(net, config, found, 2), FileError)
+    net, file = build(config, 0)[1], found.path / LEARNER
+    Learner(net, make_method(config.method, config.settings)).save(file, prediction_only=True)
+    try_all(file, lambda: load_learner(net, config, found), FileError)
     whole = load_tree(file)
     for words, tree in changed(whole):
         save_tree(file, tree)
-        reads_or_says(lambda: load_weights(net, config, found, 2), FileError, file, words)
+        reads_or_says(lambda: load_learner(net, config, found), FileError, file, words)

@@ -8,16 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from afec.lab.hold_out import held_out, holding_out
 
 from afec.cli import main
+from afec.experiments import Context
+from afec.experiments.hold_out import held_out
+from afec.experiments.supervised import Supervised, build
 from afec.lab import RunDirectory, find_runs, load_benchmark, plan, run
-from afec.lab.run import build
 from afec.lab.tuning import Plan, tune
 from afec.learner import Learner, Schedule
 from afec.nets import make_backbone
 from afec.streams import STREAMS, StreamRecord, digits
 from small_lab import TEXT, quick_file
+from stopped_runs import in_task, run_until
 
 FIXED = Schedule(batch_size=16, lr=1e-2, max_epochs=2, patience=None, best_weights=False)
 BARE = TEXT.replace('name = "digits"\ntasks', 'name = "bare"\ntasks', 1).replace("validation = 0.05\n", "").replace(
@@ -94,23 +96,15 @@ def test_asking_for_its_validation_accuracy_is_an_error():
 def test_a_run_leaves_the_column_empty_and_can_be_resumed(method, tmp_path):
     (job,) = plan([quick_file(tmp_path, BARE)], [method], [0], "three")
     found = run(job.config, 0, tmp_path / "whole")
-    lines = (found.path / "accuracy.csv").read_text().splitlines()[1:]
+    lines = (found.path / "scores.csv").read_text().splitlines()[1:]
     assert all(line.split(",")[3] == "" for line in lines)
-    assert all(math.isnan(row.validation) and 0 <= row.test <= 1 for row in found.rows())
+    assert all(math.isnan(row.validation) and 0 <= row.test <= 1 for row in found.scores())
     assert np.isfinite(np.diag(found.matrix()[1:])).all()
     assert np.isnan(found.matrix("validation")).all()
 
-    class Stop(BaseException):
-        pass
-
-    def stop(phase):
-        if phase.task == 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run(job.config, 0, tmp_path / "stopped", stop)
+    run_until(in_task(1), job.config, tmp_path / "stopped")
     again = run(job.config, 0, tmp_path / "stopped")
-    assert (again.path / "accuracy.csv").read_bytes() == (found.path / "accuracy.csv").read_bytes()
+    assert (again.path / "scores.csv").read_bytes() == (found.path / "scores.csv").read_bytes()
 
 
 def test_a_study_refuses_before_anything_runs(in_process, tmp_path, capsys):
@@ -168,7 +162,7 @@ def test_a_tuning_holds_out_and_its_trials_are_no_reported_runs(in_process, tmp_
     (best,) = [t for t in trials if t.config.settings["ewc"]["strength"] == tuned.best["ewc.strength"]]
     assert reported.config.settings == best.config.settings
     assert reported.config.hash != best.config.hash
-    assert RunDirectory.of(tmp_path / "runs", holding_out(reported.config), 0) == best
+    assert RunDirectory.of(tmp_path / "runs", Supervised.for_tuning(reported.config, Context(0)), 0) == best
     assert sum(task.train.size for task in build(reported.config, 0)[0].tasks) > sum(
         task.train.size for task in build(best.config, 0)[0].tasks
     )

@@ -6,16 +6,16 @@ import re
 from dataclasses import replace
 
 import pytest
-from afec.lab.grids import DEFAULTS
 from small_tuning import bench, how
 
+from afec.experiments.grids import DEFAULTS
 from afec.lab import (
     SpecError,
     benchmark_names,
     load_benchmark,
     resolve,
 )
-from afec.lab.tuning import Plan, planned, search_space, stages, trials_of, without_grid
+from afec.lab.tuning import Plan, planned, stages, trials_of, without_grid
 from afec.methods.expression import METHODS
 
 
@@ -103,7 +103,7 @@ def test_a_grid_of_the_benchmark_goes_before_the_default_one():
 
 def test_a_method_without_any_grid_is_named(monkeypatch):
     monkeypatch.delitem(DEFAULTS, "mas")
-    with pytest.raises(SpecError, match=r"quick has no grid for mas, .* \[tune.mas\] strength = \[1, 10, 100\]"):
+    with pytest.raises(SpecError, match=r"quick: there is no grid for mas, .* \[tune.mas\] strength = \[1, 10, 100\]"):
         planned(how("mas", benchmark=bench("")))
 
 
@@ -150,7 +150,8 @@ def test_a_beta_of_one_is_refused():
 def converted(grid, **settings):
     """λ = 3 of this grid under these settings of the run."""
     found = bench(f"[tune.ewc]\nstrength = [3]\n{grid}\n")
-    ((value,),) = search_space(found, resolve(found, "ewc", sets={"method": {"ewc": settings}}), "ewc").values()
+    ((_, space),) = planned(Plan(found, "ewc", sets={"method": {"ewc": settings}}))
+    ((value,),) = space.values()
     return value
 
 
@@ -182,7 +183,7 @@ def test_a_grid_is_converted_to_the_kind_of_the_run(grid, settings, expected):
 )
 def test_what_cannot_be_converted_is_refused(there, here):
     message = (
-        f"the grid of ewc in quick belongs to the `{there}` Fisher, and this run uses `{here}`: their λ are different numbers "
+        f"quick: the grid of ewc belongs to the `{there}` Fisher, and this run uses `{here}`: their λ are different numbers "
         f'and cannot be converted. Use --set method.ewc.fisher={there}, or a grid with fisher = "{here}"'
     )
     with pytest.raises(SpecError, match=re.escape(message)):
@@ -191,13 +192,13 @@ def test_what_cannot_be_converted_is_refused(there, here):
 
 def test_beta_is_converted_as_its_lambda_e():
     found = bench('[tune.afec]\nforgetting = [0.25, 1]\nbeta = [0.2, 0.5]\nfisher = "empirical"\n')
-    config = resolve(found, "afec", sets={"method": {"afec": {"fisher": "batched", "fisher_batch": 20}}})
-    assert search_space(found, config, "afec") == {"afec.forgetting": (5.0, 20.0)}
-    ((low, high),) = search_space(found, config, "afec", beta=True).values()  # λ_e = β/(1−β): 1/4 and 1, times 20
+    plan = Plan(found, "afec", sets={"method": {"afec": {"fisher": "batched", "fisher_batch": 20}}})
+    assert planned(plan) == [("afec", {"afec.forgetting": (5.0, 20.0)})]
+    ((_, space),) = planned(replace(plan, beta=True))
+    ((low, high),) = space.values()  # λ_e = β/(1−β): 1/4 and 1, times 20
     assert (low, high) == pytest.approx((5 / 6, 20 / 21))
 
 
 def test_only_strengths_are_converted():
     found = bench('[tune.si]\nstrength = [1]\ndamping = [0.1, 0.2]\n[tune.ewc]\nstrength = [1]\nfisher = "empirical"\n')
-    config = resolve(found, "si")
-    assert search_space(found, config, "si") == {"si.strength": (1.0,), "si.damping": (0.1, 0.2)}
+    assert planned(Plan(found, "si")) == [("si", {"si.strength": (1.0,), "si.damping": (0.1, 0.2)})]

@@ -2,6 +2,7 @@
 
 import inspect
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -14,7 +15,6 @@ from afec.lab import SpecError, benchmark_names, load_benchmark, plan, resolve
 from afec.lab.config import grid, parse_set
 from afec.lab.spec import load_tuned, merged, parse_benchmark
 from afec.methods.expression import METHODS
-from afec.methods.presets import PRESETS
 from afec.nets import NETS
 from afec.streams import STREAMS
 from small_lab import TEXT, quick, quick_config, quick_file
@@ -107,7 +107,7 @@ def test_every_default_and_what_a_preset_says_is_written_out():
     config = quick_config("ewc+afec", method={"afec": {"preset": "official"}})
     fisher = {"fisher": "auto", "fisher_batch": 20, "fisher_dropout": False}
     assert config.settings == {
-        "ewc": {"preset": "default", **fisher, "strength": 10},
+        "ewc": {"preset": "default", **fisher, "strength": 10, "decay": "mean"},
         "afec": {
             "preset": "official", "fisher": "batched", "fisher_batch": 20, "fisher_dropout": True,
             "expand_from": "carry", "schedule": "interleaved", "forgetting": 1,
@@ -141,7 +141,7 @@ def test_a_default_that_is_given_is_the_same_run(method, sections):
 def test_what_a_preset_says_is_in_the_hash(monkeypatch):
     before = quick_config("ewc").hash
     assert quick_config("ewc", method={"ewc": {"preset": "official"}}).hash != before
-    monkeypatch.setitem(PRESETS["default"]["ewc"], "fisher_batch", 21)
+    monkeypatch.setitem(afec.EWC.options, "fisher_batch", replace(afec.EWC.fisher_batch, default=21))
     assert quick_config("ewc").hash != before
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from small_tuning import bench, how, peak
 
+from afec.experiments.supervised import build
 from afec.lab import (
     RunError,
     SpecError,
     find_runs,
     resolve,
 )
-from afec.lab.run import build
 from afec.lab.tuning import tune
 from small_lab import TEXT
 

@@ -137,7 +137,7 @@ def test_theta_e_follows_the_rate_over_several_decays_and_goes_on_after_each(nam
 
     def look(phase):
         if phase.task == 1:
-            rates.append((phase.epoch.lr, *learner.guard.task.flights["afec"]["lrs"]))
+            rates.append((phase.epoch.lr, *learner.guard.task.task_states["afec"]["lrs"]))
 
     learner = small_learner(wrong, make(), schedule=schedule, on_progress=look)
     for task in wrong:

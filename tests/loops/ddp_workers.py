@@ -35,8 +35,8 @@ def two_tasks(rank, how):
         found[f"start {number}"] = values(model)
         with guard.learning(wrapped, optimizer, source, nn.CrossEntropyLoss()) as task:
             if number == 2:
-                found["theta_e"] = clones(guard.state_dict()["flights"]["afec"]["mean"])
-                found["f_e"] = clones(guard.state_dict()["flights"]["afec"]["precision"])
+                found["theta_e"] = clones(guard.state_dict()["task_states"]["afec"]["mean"])
+                found["f_e"] = clones(guard.state_dict()["task_states"]["afec"]["precision"])
             for _ in range(3):
                 for x, y in source:
                     optimizer.zero_grad(set_to_none=how != "views")

@@ -204,10 +204,10 @@ def test_what_the_guard_does_depends_on_the_seed_only_and_not_on_draws_before_it
         with guard.learning(model, sgd(model), source, nn.CrossEntropyLoss()):
             states.append(copy.deepcopy(guard.state_dict()))
     one, other = states
-    for term in one["flights"]:
-        for part in one["flights"][term].values():
+    for term in one["task_states"]:
+        for part in one["task_states"][term].values():
             assert isinstance(part, dict)
-    precision = [s["flights"].get("afec", s["states"]["ewc"])["precision"] for s in (one, other)]
+    precision = [s["task_states"].get("afec", s["states"]["ewc"])["precision"] for s in (one, other)]
     assert all(torch.equal(precision[0][name], precision[1][name]) for name in precision[0])
 
 
@@ -236,7 +236,7 @@ def test_every_form_of_data_gives_the_same_fisher_and_an_expansion(name, kind):
     twin, other = copy.deepcopy(model), build(kind)
     other.load_state_dict(guard.state_dict())
     with guard.learning(model, sgd(model), FORMS[name](), nn.CrossEntropyLoss()):
-        assert ("afec" in guard.state_dict()["flights"]) == (kind != "ewc")
+        assert ("afec" in guard.state_dict()["task_states"]) == (kind != "ewc")
     with other.learning(twin, sgd(twin), data(2), nn.CrossEntropyLoss()):
         pass
     found, expected = (g.state_dict()["states"]["ewc"]["precision"] for g in (guard, other))
@@ -341,6 +341,6 @@ def test_a_loss_that_holds_the_model_itself(kind):
         with guard.learning(model, sgd(model), source, loss):
             assert equal(model, before)
             if kind != "ewc" and number == 2:
-                assert not torch.equal(guard.state_dict()["flights"]["afec"]["mean"]["0.weight"], model[0].weight)
+                assert not torch.equal(guard.state_dict()["task_states"]["afec"]["mean"]["0.weight"], model[0].weight)
             plain_loop(Run(model, sgd(model), loss, batches=list(source)), epochs=1)
     assert guard.tasks_done == 2

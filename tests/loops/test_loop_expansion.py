@@ -77,14 +77,14 @@ def test_theta_e_is_what_training_by_hand_gives(name, expand_from):
         else:
             theta_e = trained(start, make, tensors, 3)
         with guard.learning(model, optimizer, loader(tensors), nn.CrossEntropyLoss()):
-            flight = guard.state_dict()["flights"]["afec"]
+            task_state = guard.state_dict()["task_states"]["afec"]
             if number == 1:
-                assert "mean" not in flight  # nothing to forget yet
+                assert "mean" not in task_state  # nothing to forget yet
             else:
                 carried = theta_e
-                assert_same(flight["mean"], theta_e)
+                assert_same(task_state["mean"], theta_e)
                 for weight, f in exact_fisher(theta_e, tensors[0]).items():
-                    torch.testing.assert_close(flight["precision"][weight], f, rtol=1e-7, atol=1e-10)
+                    torch.testing.assert_close(task_state["precision"][weight], f, rtol=1e-7, atol=1e-10)
             if name == "lbfgs":
                 lbfgs_epochs(model, optimizer, list(loader(tensors)), 1)
             else:
@@ -114,7 +114,7 @@ def test_the_learning_rate_before_the_schedule():
     assert optimizer.param_groups[0]["lr"] == 0
     with guard.learning(model, optimizer, loader(data(2)), nn.CrossEntropyLoss()):
         assert_same(
-            guard.state_dict()["flights"]["afec"]["mean"],
+            guard.state_dict()["task_states"]["afec"]["mean"],
             trained(init, lambda m: optim.SGD(m.parameters(), 0.3), data(2), 3),
         )
     assert optimizer.param_groups[0]["lr"] == 0
@@ -250,7 +250,7 @@ def test_expand_with_the_users_own_optimiser_and_scheduler():
     with guard.learning(model, optimizer, loader(data(2)), nn.CrossEntropyLoss()):
         assert len(calls) == 1
         assert_untouched(before, everything(model, [optimizer]))
-        assert_same(guard.state_dict()["flights"]["afec"]["mean"], twin)
+        assert_same(guard.state_dict()["task_states"]["afec"]["mean"], twin)
 
 
 class Around(optim.Optimizer):
@@ -291,7 +291,7 @@ def test_a_wrapper_with_its_inner_optimiser_under_another_name():
     with guard.learning(model, optimizer, loader(data(2)), nn.CrossEntropyLoss()):
         assert_untouched(before, everything(model, [inner]))
         expected = trained(init, lambda m: optim.Adam(m.parameters(), 0.05), data(2), 3)
-        assert_same(guard.state_dict()["flights"]["afec"]["mean"], expected)
+        assert_same(guard.state_dict()["task_states"]["afec"]["mean"], expected)
 
 
 def test_tensors_that_an_optimiser_keeps_outside_its_state():
@@ -368,10 +368,10 @@ def test_the_same_whether_the_model_was_left_in_eval_mode_or_not():
         for number in (1, 2):
             model.train(mode)
             with guard.learning(model, sgd(model), loader(data(number)), nn.CrossEntropyLoss()):
-                flight = guard.state_dict()["flights"]["afec"]
+                task_state = guard.state_dict()["task_states"]["afec"]
                 model.train()
                 plain_loop(Run(model, sgd(model), plain_loss, batches=list(loader(data(number)))), 1)
-        means.append(flight["mean"])
+        means.append(task_state["mean"])
     assert all(torch.equal(means[0][name], means[1][name]) for name in means[0])
 
 

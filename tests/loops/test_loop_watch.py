@@ -221,7 +221,7 @@ def test_an_exception_leaves_no_hook_and_the_guard_as_on_entry(error, kind):
     after = guard.state_dict()
     assert after.keys() == state.keys()
     assert all(after["states"][name] is state["states"][name] for name in state["states"])
-    assert after["flights"] is None
+    assert after["task_states"] is None
     # And the optimiser's next step is a plain one.
     twin = copy.deepcopy(model)
     step(model, optimizer, second)

@@ -55,7 +55,7 @@ class Penalty:
 
     def __init__(self, guard, strength=STRENGTH, forgetting=FORGETTING):
         saved = guard.state_dict()
-        found = [(strength, saved["states"].get("ewc")), (forgetting, saved["flights"].get("afec"))]
+        found = [(strength, saved["states"].get("ewc")), (forgetting, saved["task_states"].get("afec"))]
         self.terms = [
             (weight, clones(state["mean"]), clones(state["precision"]))
             for weight, state in found

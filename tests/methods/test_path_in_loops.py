@@ -47,17 +47,17 @@ class Record(Term):
     def described(self):
         return "Record()"
 
-    def after_step(self, task, flight, step):
+    def after_step(self, task, task_state, step):
         self.steps.append(step)
-        return flight
+        return task_state
 
-    def quadratics(self, task, state, flight):
+    def quadratics(self, task, state, task_state):
         return []
 
-    def rehearse(self, task, state, seconds):
+    def preview(self, task, state, seconds):
         return []
 
-    def end_task(self, task, state, flight):
+    def end_task(self, task, state, task_state):
         return {}
 
 
@@ -380,7 +380,7 @@ def test_a_saved_state_is_not_changed_by_going_on(make):
                 task.bookmark()
                 saved = guard.state_dict()
                 kept = copy.deepcopy(saved)
-        for part in ("states", "flights"):
+        for part in ("states", "task_states"):
             assert repr(saved[part]) == repr(kept[part])
 
 
@@ -423,7 +423,7 @@ def test_a_head_may_grow(make):
 
 
 @pytest.mark.parametrize("make", [MAS, SI, RWALK], ids=["mas", "si", "rwalk"])
-def test_the_preflight_rehearses_and_changes_nothing(make, capsys):
+def test_the_preflight_measures_and_changes_nothing(make, capsys):
     model, guard = net(), make(50.0)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for _ in range(2):

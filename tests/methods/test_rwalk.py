@@ -19,9 +19,9 @@ def test_two_steps_of_sgd_by_hand():
     guard = RWALK(strength=0.1)
     with guard.learning(model, optimizer, point(1.0), half_square):
         steps(model, optimizer, point(1.0), 1)
-        flight = guard.state_dict()["flights"]["rwalk"]
-        assert flight["fisher"]["w"].item() == pytest.approx(0.9, rel=1e-12)
-        assert flight["score"]["w"].item() == pytest.approx(0.5 / (0.5 * 0.9 * 0.25 + 0.01), rel=1e-12)
+        task_state = guard.state_dict()["task_states"]["rwalk"]
+        assert task_state["fisher"]["w"].item() == pytest.approx(0.9, rel=1e-12)
+        assert task_state["score"]["w"].item() == pytest.approx(0.5 / (0.5 * 0.9 * 0.25 + 0.01), rel=1e-12)
         steps(model, optimizer, point(1.0), 1)
     fisher = 0.9 * 0.25 + 0.1 * 0.9
     run = 0.5 / (0.5 * 0.9 * 0.25 + 0.01) + 0.125 / (0.5 * fisher * 0.0625 + 0.01)
@@ -173,9 +173,9 @@ def test_the_path_ends_at_the_weights_that_stay(rewind):
     with guard.learning(model, optimizer, point(1.0), half_square) as task:
         steps(model, optimizer, point(1.0), 1)
         task.bookmark()
-        best, at_best = copy.deepcopy(model.state_dict()), guard.state_dict()["flights"]["rwalk"]
+        best, at_best = copy.deepcopy(model.state_dict()), guard.state_dict()["task_states"]["rwalk"]
         steps(model, optimizer, point(1.0), 2)
-        at_end = guard.state_dict()["flights"]["rwalk"]
+        at_end = guard.state_dict()["task_states"]["rwalk"]
         model.load_state_dict(best)
         task.return_to_bookmark()
     expected = at_best if rewind else at_end
@@ -198,7 +198,7 @@ def test_the_jump_back_to_the_best_weights_is_no_step():
         steps(model, optimizer, point(1.0), 1)  # from 0: g = −1, δ = ½, and not ½ − 0.75
         fisher = 0.9 + 0.1 * old["fisher"]
         score = old["score"] + 0.5 / (0.5 * fisher * 0.25 + 0.01)
-        assert guard.state_dict()["flights"]["rwalk"]["score"]["w"].item() == pytest.approx(score, rel=1e-12)
+        assert guard.state_dict()["task_states"]["rwalk"]["score"]["w"].item() == pytest.approx(score, rel=1e-12)
 
 
 @pytest.mark.parametrize(("option", "message"), [

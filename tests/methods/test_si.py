@@ -25,7 +25,7 @@ def test_two_steps_of_sgd_by_hand():
     guard = SI(strength=3.0)
     with guard.learning(model, optimizer, point(1.0), half_square):
         steps(model, optimizer, point(1.0), 2)
-        assert guard.state_dict()["flights"]["si"]["path"]["w"].item() == 0.625
+        assert guard.state_dict()["task_states"]["si"]["path"]["w"].item() == 0.625
     assert model.w.item() == 0.75
     omega = 0.625 / (0.75**2 + 0.1)
     assert state_of(guard)["precision"]["w"].item() == pytest.approx(omega, rel=1e-12)
@@ -41,7 +41,7 @@ def test_two_steps_of_sgd_by_hand():
         change = -0.5 * (g + pull)
         assert model.w.item() == pytest.approx(-0.125 + change, rel=1e-12)
         path = 1.75 * 0.875 - g * change  # the task's gradient, not the total one; δ is the whole change
-        assert guard.state_dict()["flights"]["si"]["path"]["w"].item() == pytest.approx(path, rel=1e-12)
+        assert guard.state_dict()["task_states"]["si"]["path"]["w"].item() == pytest.approx(path, rel=1e-12)
     second = max(path, 0) / ((model.w.item() - 0.75) ** 2 + 0.1)
     assert state_of(guard)["precision"]["w"].item() == pytest.approx(omega + second, rel=1e-12)
 
@@ -60,7 +60,7 @@ def test_official_by_hand():
         steps(model, optimizer, point(-1.0), 1)
         total = 0.875 + 2 * 0.25 * omega * -0.875
         path = 1.75 * 0.875 + 0.5 * total**2
-        assert guard.state_dict()["flights"]["si"]["path"]["w"].item() == pytest.approx(path, rel=1e-12)
+        assert guard.state_dict()["task_states"]["si"]["path"]["w"].item() == pytest.approx(path, rel=1e-12)
 
 
 def test_a_path_that_raised_the_loss_is_clamped_or_not():
@@ -163,8 +163,8 @@ def test_the_expansion_is_not_part_of_the_path():
     guard = SI(1.0) + AFEC(1.0, epochs=3, fisher="empirical")
     one_task(guard, model, optimizer, 1.0, 2)
     with guard.learning(model, optimizer, point(-1.0), half_square):
-        assert guard.state_dict()["flights"]["si"]["path"]["w"].item() == 0
-        assert guard.state_dict()["flights"]["si"]["start"]["w"].item() == 0.75
+        assert guard.state_dict()["task_states"]["si"]["path"]["w"].item() == 0
+        assert guard.state_dict()["task_states"]["si"]["start"]["w"].item() == 0.75
 
 
 # -- the bookmark --------------------------------------------------------------------------------------------------
@@ -201,9 +201,9 @@ def test_one_can_return_twice_and_go_on():
             steps(model, optimizer, point(1.0), 1)
             model.load_state_dict(best)
             task.return_to_bookmark()
-        assert guard.state_dict()["flights"]["si"]["path"]["w"].item() == 0.5
+        assert guard.state_dict()["task_states"]["si"]["path"]["w"].item() == 0.5
         steps(model, optimizer, point(1.0), 1)  # δ of this step does not hold the jump back
-        assert guard.state_dict()["flights"]["si"]["path"]["w"].item() == 0.625
+        assert guard.state_dict()["task_states"]["si"]["path"]["w"].item() == 0.625
 
 
 def test_returning_without_a_bookmark_says_what_to_do():
@@ -230,5 +230,5 @@ def test_errors(option, message):
 
 
 def test_the_name_says_what_it_is():
-    expected = "SI(strength=2, damping=0.01, clamp=False, half=False, gradient='total')"
+    expected = "SI(strength=2, damping=0.01, clamp=False, half=False, gradient='total', rewind=False)"
     assert repr(SI(2.0, preset="official")) == expected

@@ -137,7 +137,7 @@ def test_theta_e_trained_by_the_trainer_itself(tmp_path):
         with guard.learning(model, None, batches, loss_of):
             assert all(torch.equal(started[name], value) for name, value in model.state_dict().items())
             if number == 2:
-                theta_e = guard.state_dict()["flights"]["afec"]["mean"]
+                theta_e = guard.state_dict()["task_states"]["afec"]["mean"]
             trainer(model, rows("module", number), tmp_path).train()
     trainer(init, dataset, tmp_path).train()
     for name, weight in init.named_parameters():

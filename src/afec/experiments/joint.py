@@ -37,5 +37,5 @@ class Joint(Supervised):
         return ()
 
     @classmethod
-    def _check_method(cls, setup: Setup, net: Readout) -> None:
-        pass
+    def _check_method(cls, setup: Setup, net: Readout) -> str:
+        return ""

@@ -9,7 +9,7 @@ from afec.experiments.joint import Joint
 from afec.experiments.supervised import new_net
 from afec.learner import Progress as Epochs
 from afec.learner import TaskRecord
-from afec.nets import MultiHead
+from afec.nets import MultiHead, Readout
 
 __all__ = ["Scratch"]
 
@@ -21,10 +21,7 @@ class Scratch(Joint):
 
     def __init__(self, setup: Setup, context: Context) -> None:
         super().__init__(setup, context)
-        if self.stream.scenario != "task":
-            raise ValueError(
-                "scratch learns each task alone, with outputs of its own: it knows the scenario 'task' only"
-            )
+        self._check_method(setup, self.learner.net)
         self.number: int | None = None
         """The task whose net the learner has."""
 
@@ -63,3 +60,12 @@ class Scratch(Joint):
 
     def finish(self, folder: object, on_progress: OnProgress) -> None:
         """No net knows all tasks, so none is kept."""
+
+    @classmethod
+    def _check_method(cls, setup: Setup, net: Readout) -> str:
+        if net.scenario != "task":
+            raise ValueError(
+                f"scratch learns each task alone, with outputs of its own, so it is for the scenario 'task'; got the scenario "
+                f"'{net.scenario}'. Leave scratch out, or compare with joint"
+            )
+        return ""

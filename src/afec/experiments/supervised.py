@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from afec.naming import did_you_mean, unknown, with_defaults
 from afec.nets import NETS, MultiHead, Readout, SingleHead, check_backbone, make_backbone
 from afec.nets.readout import ClassifierKind
 from afec.randomness import forked, seed_from
-from afec.strategy import as_strategy
+from afec.strategy import ScenarioWarning, as_strategy
 from afec.streams import STREAMS, Stream, check_stream, make_stream
 
 __all__ = ["Supervised", "build", "new_net", "training_of", "write_transfers"]
@@ -67,11 +68,16 @@ def build(setup: Setup, seed: int) -> tuple[Stream, Readout]:
 def new_net(setup: Setup, stream: Stream, seed: int) -> Readout:
     """The seed's net before any learning: a head for each task, or one classifier that grows in the scenario `class`."""
     options = {key: value for key, value in setup.net.items() if key not in ("name", *READOUT)}
-    zero = setup.net.get("zero_heads", False)
+    zero, kind = setup.net.get("zero_heads", False), setup.net.get("classifier", "linear")
+    if stream.scenario == "task" and kind != "linear":
+        raise ValueError(
+            f"net.classifier={kind!r} is for the scenario 'class', and this stream has the scenario 'task', where each task "
+            "has a linear head; leave it out, or set stream.scenario=class"
+        )
     with forked(seed_from("net", seed)):
         backbone = make_backbone(setup.net["name"], **options)
         if stream.scenario == "class":
-            return SingleHead(backbone, setup.net.get("classifier", "linear"), zero=zero)
+            return SingleHead(backbone, kind, zero=zero)
         return MultiHead(backbone, stream.outputs, zero=zero)
 
 
@@ -95,17 +101,19 @@ class Supervised(Experiment):
         self.learner = self._learner(net)
 
     def _learner(self, net: Readout) -> Learner:
-        return Learner(
-            net,
-            self._method(),
-            schedule=self.schedule,
-            machine=self.machine,
-            seed=self.context.seed,
-            progress=False,
-            on_progress=self._tell,
-            stop=self.context.stop,
-            memo=None if self.context.shared is None else Memo(self.context.shared, self.context.made_by),
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScenarioWarning)  # `check` has said it, once for all runs
+            return Learner(
+                net,
+                self._method(),
+                schedule=self.schedule,
+                machine=self.machine,
+                seed=self.context.seed,
+                progress=False,
+                on_progress=self._tell,
+                stop=self.context.stop,
+                memo=None if self.context.shared is None else Memo(self.context.shared, self.context.made_by),
+            )
 
     def _method(self) -> Any:
         return make_method(self.setup.method, self.setup.settings)
@@ -206,6 +214,7 @@ class Supervised(Experiment):
         for setup in setups:
             kinds.setdefault(repr((setup.stream, setup.net)), []).append(setup)
         origins: dict[str, None] = {}
+        advised: dict[str, dict[str, None]] = {}  # advice, and the methods that it is for
         for alike in kinds.values():
             stream, net = build(alike[0], context.seed)
             task = stream.tasks[0]
@@ -218,12 +227,18 @@ class Supervised(Experiment):
                 schedule, _ = training_of(setup.training, context.device)
                 if not _validates(stream):
                     schedule.check_without_validation()
-                cls._check_method(setup, net)
+                if advice := cls._check_method(setup, net):
+                    advised.setdefault(advice, {})[setup.method] = None
+        for advice, methods in advised.items():
+            warnings.warn(f"{', '.join(methods)}: {advice}", ScenarioWarning, stacklevel=2)
         return list(origins)
 
     @classmethod
-    def _check_method(cls, setup: Setup, net: Readout) -> None:
-        as_strategy(make_method(setup.method, setup.settings)).check(net)
+    def _check_method(cls, setup: Setup, net: Readout) -> str:
+        """Raise where the method cannot be used with this net; returns why it does not work well, if it does not."""
+        strategy = as_strategy(make_method(setup.method, setup.settings))
+        strategy.check(net)
+        return strategy.advice(net)
 
     # -- tuning ---------------------------------------------------------------------------------------------------
 

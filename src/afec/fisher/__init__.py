@@ -5,6 +5,7 @@ each weight the fastest of three routes that gives what one backward pass per sa
 """
 
 from afec.fisher.estimate import EXACT_UP_TO, choose_kind, estimate
+from afec.fisher.output_norm import OutputNorm
 from afec.fisher.problem import KINDS, FisherSum, Kind, Likelihood, Power, Problem, Route
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "FisherSum",
     "Kind",
     "Likelihood",
+    "OutputNorm",
     "Power",
     "Problem",
     "Route",

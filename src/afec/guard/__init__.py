@@ -11,36 +11,39 @@ from afec.guard.expansion import (
 )
 from afec.guard.gradients import GradientUsedTwiceError
 from afec.guard.marks import WeightMovedError
-from afec.guard.options import FisherOptions, checked_flag, checked_weight, one_of
+from afec.guard.options import FisherFields, FisherOptions, Option, OptionFields, Preset, checked_weight, option
 from afec.guard.problem import HasGuardedParameters, Params
-from afec.guard.rehearsal import rehearsed_steps
-from afec.guard.steps import Step, bookmarked, returned
+from afec.guard.steps import Step, at_bookmark, with_bookmark
 from afec.guard.task import GuardedTask
 from afec.guard.term import Term
+from afec.guard.trial import trial_steps
 
 __all__ = [
     "NO_OPTIMIZER",
+    "FisherFields",
     "FisherOptions",
     "GradientUsedTwiceError",
     "Guard",
     "GuardedTask",
     "HasGuardedParameters",
     "OptimizerFactory",
+    "Option",
+    "OptionFields",
     "Params",
+    "Preset",
     "State",
     "Step",
     "Sum",
     "Term",
     "WeightMovedError",
-    "bookmarked",
-    "checked_flag",
+    "at_bookmark",
     "checked_weight",
     "learns_something",
     "load",
-    "one_of",
     "optimizers_for_theta_e",
-    "rehearsed_steps",
-    "returned",
+    "option",
     "snapshot",
     "train_theta_e",
+    "trial_steps",
+    "with_bookmark",
 ]

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from afec.fisher import Likelihood
 from afec.guard.block import Block, Lookout
-from afec.guard.problem import LossFn, Mask, Params, Predict
+from afec.guard.problem import BlockArguments, LossFn, Mask, Params, Predict
 from afec.guard.task import GuardedTask
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Guard", "State", "Sum"]
 
 State = dict[str, Any]
-FORMAT = 1
+FORMAT = 2
 
 
 class Guard(ABC):
-    """A pull on the weights, in anybody's training loop. Guards add: `EWC(strength=500) + AFEC(forgetting=0.05, epochs=20)`."""
+    """A pull on the weights, in anybody's training loop. Guards add: `EWC(strength=100) + AFEC(forgetting=10, epochs=20)`."""
 
     def __init__(self, params: Params = None) -> None:
         # An iterator would be empty at the second task.
@@ -39,7 +39,7 @@ class Guard(ABC):
         self._tasks_done = 0
         self._seed: int | None = None
         self._states: dict[str, State] = {}
-        self._flights: dict[str, State] | None = None  # of a task that was loaded in its middle
+        self._task_states: dict[str, State] | None = None  # of a task that was loaded in its middle
         self._task: GuardedTask | None = None
         self._lookout: Lookout | None = None  # of the latest block that waits to be entered
         self._warned: set[str] = set()
@@ -74,7 +74,7 @@ class Guard(ABC):
     @property
     def in_task(self) -> bool:
         """Whether a task has begun and not ended, in this process or in the one that saved the state."""
-        return self._task is not None or self._flights is not None
+        return self._task is not None or self._task_states is not None
 
     @property
     def task(self) -> GuardedTask | None:
@@ -124,8 +124,7 @@ class Guard(ABC):
         """
         self._stop_lookout()
         self._lookout = Lookout(model)
-        begin = partial(
-            self.begin,
+        arguments = BlockArguments(
             model,
             optimizer,
             data,
@@ -138,9 +137,8 @@ class Guard(ABC):
             batch_size=batch_size,
             progress=progress,
             train=train,
-            seed=seed,
         )
-        return Block(begin, self._lookout)
+        return Block(partial(self._begin, arguments, seed), self._lookout)
 
     def begin(
         self,
@@ -160,42 +158,21 @@ class Guard(ABC):
         seed: int | None = None,
     ) -> GuardedTask:
         """The entry of `learning` by hand, for callbacks and notebooks; then `task.end()` or `task.abort()`."""
-        self._stop_lookout()
-        if self._task is not None:
-            raise RuntimeError(
-                f"{self!r} is already learning task {self._task.number + 1}: blocks of one guard do not nest. "
-                "End it first with guard.task.end(), or drop it with guard.task.abort()"
-            )
-        first = self._seed is None
-        if first:
-            self._seed = torch.initial_seed() if seed is None else seed
-        arguments = (
+        arguments = BlockArguments(
             model,
             optimizer,
             data,
             loss_fn,
-            predict,
-            likelihood,
-            split,
-            class_axis,
-            mask,
-            batch_size,
-            progress,
-            train,
+            predict=predict,
+            likelihood=likelihood,
+            split=split,
+            class_axis=class_axis,
+            mask=mask,
+            batch_size=batch_size,
+            progress=progress,
+            train=train,
         )
-        try:
-            task = GuardedTask(self, *arguments)
-        except BaseException:
-            self._seed = None if first else self._seed
-            raise
-        task.gave_seed = first
-        self._task = task
-        try:
-            task._start()
-        except BaseException:
-            task.abort()
-            raise
-        return task
+        return self._begin(arguments, seed)
 
     def check(
         self,
@@ -220,19 +197,19 @@ class Guard(ABC):
         """
         from afec.guard.check import check
 
-        arguments = (
+        arguments = BlockArguments(
             model,
             optimizer,
             data,
             loss_fn,
-            predict,
-            likelihood,
-            split,
-            class_axis,
-            mask,
-            batch_size,
-            False,
-            train,
+            predict=predict,
+            likelihood=likelihood,
+            split=split,
+            class_axis=class_axis,
+            mask=mask,
+            batch_size=batch_size,
+            progress=False,
+            train=train,
         )
         return check(self, arguments, seconds)
 
@@ -244,21 +221,26 @@ class Guard(ABC):
         With model, optimiser, RNG and data position restored as well, a fresh process goes on bit for bit; the next
         `learning()` then continues the task without a second expansion.
         """
-        flights = self._task.flights if self._task is not None and self._task.started else self._flights
+        task_states = self._task.task_states if self._task is not None and self._task.started else self._task_states
         return {
             "format": FORMAT,
             "method": self.method,
             "tasks_done": self._tasks_done,
             "seed": self._seed,
             "states": dict(self._states),
-            "flights": None if flights is None else dict(flights),
+            "task_states": None if task_states is None else dict(task_states),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a `state_dict()` of a guard with the same terms; strengths may differ."""
         if self._task is not None:
             raise RuntimeError("cannot load a state inside a block; end or abort the task first (guard.task.abort())")
-        keys = {"format", "method", "tasks_done", "seed", "states", "flights"}
+        if (
+            isinstance(state, Mapping) and state.get("format") == 1 and "flights" in state
+        ):  # another word for task states
+            state = {**state, "format": FORMAT, "task_states": state["flights"]}
+            del state["flights"]
+        keys = {"format", "method", "tasks_done", "seed", "states", "task_states"}
         if not isinstance(state, Mapping) or set(state) != keys or state["format"] != FORMAT:
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(
@@ -269,7 +251,31 @@ class Guard(ABC):
                 f"the state is of {state['method']!r}, this guard is {self.method!r}; build the guard that was saved"
             )
         self._tasks_done, self._seed = int(state["tasks_done"]), state["seed"]
-        self._states, self._flights = dict(state["states"]), state["flights"]
+        self._states, self._task_states = dict(state["states"]), state["task_states"]
+
+    def _begin(self, arguments: BlockArguments, seed: int | None) -> GuardedTask:
+        self._stop_lookout()
+        if self._task is not None:
+            raise RuntimeError(
+                f"{self!r} is already learning task {self._task.number + 1}: blocks of one guard do not nest. "
+                "End it first with guard.task.end(), or drop it with guard.task.abort()"
+            )
+        first = self._seed is None
+        if first:
+            self._seed = torch.initial_seed() if seed is None else seed
+        try:
+            task = GuardedTask(self, arguments)
+        except BaseException:
+            self._seed = None if first else self._seed
+            raise
+        task.gave_seed = first
+        self._task = task
+        try:
+            task._start()
+        except BaseException:
+            task.abort()
+            raise
+        return task
 
     def _stop_lookout(self) -> None:
         if self._lookout is not None:
@@ -277,7 +283,7 @@ class Guard(ABC):
             self._lookout = None
 
     def _commit(self, states: dict[str, State]) -> None:
-        self._states, self._flights, self._tasks_done = states, None, self._tasks_done + 1
+        self._states, self._task_states, self._tasks_done = states, None, self._tasks_done + 1
 
 
 class Sum(Guard):

@@ -16,8 +16,9 @@ from afec.fisher.untouched import untouched
 from afec.gaussian import Gaussian, Quadratic, merge
 from afec.guard.borrow import borrowed
 from afec.guard.expansion import training_step
-from afec.guard.rehearsal import walk, watched
+from afec.guard.problem import BlockArguments
 from afec.guard.task import GuardedTask
+from afec.guard.trial import walk, watched
 from afec.guard.verdict import Verdict, judge, percent
 from afec.randomness import forked
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from afec.guard.base import Guard
 
 __all__ = ["CheckReport", "Layer", "check"]
+
+PREVIEW_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,13 @@ class CheckReport:
         return "\n".join(lines)
 
 
-def check(guard: Guard, arguments: tuple[Any, ...], seconds: float) -> CheckReport:
+def check(guard: Guard, arguments: BlockArguments, seconds: float) -> CheckReport:
     """See `Guard.check`."""
     if guard.task is not None:
         raise RuntimeError("guard.check() is a preflight: call it before the block, not inside one")
     seed, guard._seed = guard._seed, guard._seed if guard._seed is not None else torch.initial_seed()
     try:
-        task = GuardedTask(guard, *arguments)
+        task = GuardedTask(guard, arguments)
         task.number = max(task.number, 1)  # the first task has no pull: show what the second one will have
         report = CheckReport(guard.method)
         _check_data(task, report)
@@ -136,19 +139,19 @@ def _check_pull_arrives(task: GuardedTask, report: CheckReport) -> None:
 
 
 def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
-    """Rehearse each term, judge it, and take the norms at the end of some steps under all of them."""
+    """Preview each term's pull, judge it, and take the norms at the end of some steps under all of them."""
     terms: dict[str, list[tuple[float, Gaussian]]] = {}
     untold = "how it is trained is known in a task only" if task.optimizers else "no optimiser was given"
     for term in task.terms:
-        with task.only(term), borrowed(task.model, task.optimizers):
+        with task.only(term), task.briefly(PREVIEW_BATCHES), borrowed(task.model, task.optimizers):
             lacking = term.lacks(task)
-            rehearsed = None if lacking else term.rehearse(task, task.state_of(term), seconds / 3)
+            previewed = None if lacking else term.preview(task, task.state_of(term), seconds / 3)
         if lacking:
             report.warnings.append(lacking)
-        if rehearsed is None or not task.optimizers:
+        if previewed is None or not task.optimizers:
             report.verdicts[term.name] = Verdict("not measured", why="see the warning" if lacking else untold)
         else:
-            terms[term.name] = rehearsed
+            terms[term.name] = previewed
     if not terms:
         return
     found, steps = judge(task, terms, seconds / 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.loss import _Loss
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
 from afec.fisher import Likelihood, Problem
 from afec.fisher.positions import IGNORED
 
 __all__ = [
+    "BlockArguments",
     "HasGuardedParameters",
     "LossFn",
     "Mask",
@@ -31,6 +33,24 @@ LossFn = Callable[[Any, Any], Tensor]
 Predict = Callable[[nn.Module, Any], Tensor]
 Mask = Callable[[Any], Tensor | None]
 Params = nn.Module | Iterable[nn.Parameter] | None
+
+
+@dataclass(frozen=True)
+class BlockArguments:
+    """What a block around one task is given. `Guard.learning` says what each of them means."""
+
+    model: nn.Module
+    optimizer: Optimizer | Sequence[Optimizer] | None
+    data: Any
+    loss_fn: LossFn
+    predict: Predict | None = None
+    likelihood: Likelihood | None = None
+    split: Callable[[Any], Iterable[Any]] | None = None
+    class_axis: int | None = None
+    mask: Mask | None = None
+    batch_size: int = 64
+    progress: bool | None = None
+    train: Callable[[], object] | None = None
 
 
 @runtime_checkable
@@ -78,16 +98,10 @@ def guarded_weights(model: nn.Module, params: Params) -> dict[str, nn.Parameter]
     return weights
 
 
-def read_problem(
-    model: nn.Module,
-    loss_fn: LossFn,
-    predict: Predict | None,
-    likelihood: Likelihood | None,
-    split: Callable[[Any], Iterable[Any]] | None,
-    class_axis: int | None = None,
-    mask: Mask | None = None,
-) -> Problem:
+def read_problem(model: nn.Module, arguments: BlockArguments) -> Problem:
     """One `loss(model, batch)` for both kinds of `loss_fn`, and what the Fisher kinds need to know."""
+    loss_fn, likelihood = arguments.loss_fn, arguments.likelihood
+    class_axis, mask = arguments.class_axis, arguments.mask
     if not callable(loss_fn):
         raise TypeError(
             f"loss_fn must be a criterion (output, target) or a function (model, batch); got {type(loss_fn).__name__}"
@@ -114,9 +128,10 @@ def read_problem(
                 "Transpose the output in predict=, or give loss_fn as a function (model, batch)"
             )
         class_axis, mask = 1, _NotIgnored(getattr(loss_fn, "ignore_index", IGNORED))
-    predict = predict or _first_of_batch
+    predict = arguments.predict or _first_of_batch
+    mean_squares = square and likelihood == "gaussian"
     loss = _LossOfBatch(loss_fn, predict)
-    return Problem(model, loss, predict, likelihood, split, class_axis, mask, square and likelihood == "gaussian")
+    return Problem(model, loss, predict, likelihood, arguments.split, class_axis, mask, mean_squares)
 
 
 def _is(loss_fn: LossFn, criterion: type[nn.Module], function: Callable[..., Tensor]) -> bool:

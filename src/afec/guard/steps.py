@@ -16,7 +16,7 @@ from torch import Tensor
 
 from afec.guard.marks import GuardedWeight
 
-__all__ = ["Observer", "Step", "bookmarked", "observer_of", "returned"]
+__all__ = ["Observer", "Step", "at_bookmark", "observer_of", "with_bookmark"]
 
 OBSERVABLE = frozenset({"gradient", "total"})
 
@@ -169,20 +169,20 @@ class _Held:
         self.norm, self.version, self.accumulated = _norm(grad), grad._version, accumulated
 
 
-def bookmarked(flight: dict[str, Any]) -> dict[str, Any]:
-    """The flight with itself as its bookmark. Its tensors are never written to, so nothing is copied."""
-    own = {key: value for key, value in flight.items() if key != "bookmark"}
+def with_bookmark(task_state: dict[str, Any]) -> dict[str, Any]:
+    """The task state with itself as its bookmark. Its tensors are never written to, so nothing is copied."""
+    own = {key: value for key, value in task_state.items() if key != "bookmark"}
     return {**own, "bookmark": own}
 
 
-def returned(flight: dict[str, Any]) -> dict[str, Any]:
-    """The flight as it was at its bookmark."""
-    if "bookmark" not in flight:
+def at_bookmark(task_state: dict[str, Any]) -> dict[str, Any]:
+    """The task state as it was at its bookmark."""
+    if "bookmark" not in task_state:
         raise RuntimeError(
             "task.return_to_bookmark() without a task.bookmark() in this task: "
             "call bookmark() whenever you copy the best weights"
         )
-    return bookmarked(flight["bookmark"])
+    return with_bookmark(task_state["bookmark"])
 
 
 def _with_gradients(

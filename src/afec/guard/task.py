@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from afec.fisher import Kind, Likelihood, Power, Problem, choose_kind, estimate
+from afec.fisher import Kind, Power, Problem, choose_kind, estimate
 from afec.fisher.batches import size_of
 from afec.fisher.checks import check_request
 from afec.fisher.estimate import taken_apart
@@ -23,7 +23,7 @@ from afec.guard.borrow import borrowed
 from afec.guard.distributed import processes_of
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
-from afec.guard.problem import LossFn, Mask, Predict, guarded_weights, read_problem, unwrapped
+from afec.guard.problem import BlockArguments, guarded_weights, read_problem, unwrapped
 from afec.guard.pull import Puller
 from afec.guard.reach import check_reaches
 from afec.guard.steps import Step, observer_of
@@ -46,25 +46,10 @@ def is_guarded(weight: Tensor) -> bool:
 class GuardedTask:
     """The task that `guard.learning()` or `guard.begin()` opened."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        model: nn.Module,
-        optimizer: Optimizer | Sequence[Optimizer] | None,
-        data: Any,
-        loss_fn: LossFn,
-        predict: Predict | None,
-        likelihood: Likelihood | None,
-        split: Callable[[Any], Iterable[Any]] | None,
-        class_axis: int | None,
-        mask: Mask | None,
-        batch_size: int,
-        progress: bool | None,
-        train: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, guard: Guard, arguments: BlockArguments) -> None:
         self.guard, self.number = guard, guard.tasks_done  # counted from 0
-        self.processes = processes_of(model)
-        self.model = unwrapped(model)
+        self.processes = processes_of(arguments.model)
+        self.model = unwrapped(arguments.model)
         self.terms = tuple(term for term in guard.terms if not term.is_off)
         # A term's own `params=`, else the guard's.
         chosen = [guard.params if term.params is None else term.params for term in self.terms or guard.terms]
@@ -72,17 +57,18 @@ class GuardedTask:
         self._weights_of = {term.name: part for term, part in zip(self.terms, parts, strict=False)}
         self.weights = {name: weight for part in parts for name, weight in part.items()}
         self.device = next(iter(self.weights.values())).device
-        self.optimizers = _as_optimizers(optimizer)
-        self.passes = Passes(data, self.device, batch_size)
-        self.problem = read_problem(self.model, loss_fn, predict, likelihood, split, class_axis, mask)
-        self.progress, self.train = progress, train
-        self.flights: dict[str, State] = {}
+        self.optimizers = _as_optimizers(arguments.optimizer)
+        self.passes = Passes(arguments.data, self.device, arguments.batch_size)
+        self.problem = read_problem(self.model, arguments)
+        self.progress, self.train = arguments.progress, arguments.train
+        self.task_states: dict[str, State] = {}
         self.started = False  # the expansion is over
         self.samples_measured = 0  # how many samples went through Fisher and importance passes
         self.gave_seed = False  # whether the guard took its seed when this task began
         self._puller = Puller(self.model, self.weights)
         self._reached = False  # the loss is known to reach the weights
         self._first: Any = None  # the first batch, while the task begins
+        self._most_batches: int | None = None  # of a pass; `check` looks at a few
         self._held: list[int] = []
 
     # -- for the user ---------------------------------------------------------------------------------------------
@@ -111,12 +97,12 @@ class GuardedTask:
     def bookmark(self) -> None:
         """The present weights are the best so far and were copied: remember the path that led to them (SI, RWALK)."""
         self._check_alive()
-        self.flights = {t.name: t.bookmark(self.flights[t.name]) for t in self.terms}
+        self.task_states = {t.name: t.bookmark(self.task_states[t.name]) for t in self.terms}
 
     def return_to_bookmark(self) -> None:
         """The weights of the latest `bookmark()` were loaded back: what the steps since have added is forgotten."""
         self._check_alive()
-        self.flights = {t.name: t.return_to_bookmark(self.flights[t.name]) for t in self.terms}
+        self.task_states = {t.name: t.return_to_bookmark(self.task_states[t.name]) for t in self.terms}
 
     @torch.inference_mode(False)
     def epoch(self, optimizer: Optimizer | None = None) -> None:
@@ -129,7 +115,7 @@ class GuardedTask:
         if optimizer is not None:
             self.optimizers = _as_optimizers(optimizer)
             self._puller.latest = None
-        self.flights = {t.name: self._begin_epoch(t) for t in self.terms}
+        self.task_states = {t.name: self._begin_epoch(t) for t in self.terms}
         self._merge()
 
     def accept(self) -> None:
@@ -170,7 +156,7 @@ class GuardedTask:
     @property
     def idle(self) -> bool:
         """Whether the guard will neither pull nor watch any step of this task, as most do in the first one."""
-        later = any(term.acts_later(self.flights[term.name]) for term in self.terms)
+        later = any(term.acts_later(self.task_states[term.name]) for term in self.terms)
         return self._puller.quadratic is None and self._puller.observer is None and not later
 
     @property
@@ -210,7 +196,16 @@ class GuardedTask:
                 self._first = None if self.started else batch
             yield batch
 
-    def fisher(self, options: FisherOptions, *purpose: object, most_batches: int | None = None) -> dict[str, Tensor]:
+    @contextmanager
+    def briefly(self, most_batches: int) -> Iterator[None]:
+        """Inside, Fisher and importance are measured on so many batches, as if for a preview."""
+        self._most_batches = most_batches
+        try:
+            yield
+        finally:
+            self._most_batches = None
+
+    def fisher(self, options: FisherOptions, *purpose: object) -> dict[str, Tensor]:
         """The diagonal Fisher of the guarded weights at their present values, over all processes."""
         seed = self.seed("fisher", *purpose)
         kind = options.kind
@@ -230,7 +225,6 @@ class GuardedTask:
             pass_size=size,
             batch_size=size,
             train=options.dropout,
-            most_batches=most_batches,
         )
 
     def refuses(self, options: FisherOptions) -> str | None:
@@ -265,14 +259,15 @@ class GuardedTask:
         batch_size: int | None,
         train: bool,
         power: Power = 2,
-        most_batches: int | None = None,
     ) -> dict[str, Tensor]:
         """The mean of squared or absolute gradients of the guarded weights, over one pass and all processes.
 
         `pass_size` is how many samples a batch of the pass has, where the data can be cut anew (None: as they come); the rest
         is as in `fisher.estimate`.
         """
-        batches = itertools.islice(self.batches("fisher", *purpose, batch_size=pass_size), most_batches)
+        if self._most_batches is not None:
+            purpose = ("preview",)
+        batches = itertools.islice(self.batches("fisher", *purpose, batch_size=pass_size), self._most_batches)
         found = estimate(
             problem,
             self.weights,
@@ -337,12 +332,12 @@ class GuardedTask:
             if lacking:
                 raise ValueError(lacking)
         self._first = None
-        if self.guard._flights is not None:  # saved in the middle of this task
-            self.flights = dict(self.guard._flights)
+        if self.guard._task_states is not None:  # saved in the middle of this task
+            self.task_states = dict(self.guard._task_states)
         for term in self.terms:  # one that was off when the task was saved begins now
-            if term.name not in self.flights:
+            if term.name not in self.task_states:
                 with self.only(term):
-                    self.flights[term.name] = term.begin_task(self, self.state_of(term))
+                    self.task_states[term.name] = term.begin_task(self, self.state_of(term))
         self._merge()
         self._puller.observer = observer_of(self.terms, self._after_step, reduces=self.processes.several)
         self._puller.attach()
@@ -353,19 +348,19 @@ class GuardedTask:
             if term.observes:
                 with self.only(term):
                     own = step.only(self.weights)
-                    self.flights[term.name] = term.after_step(self, self.flights[term.name], own)
+                    self.task_states[term.name] = term.after_step(self, self.task_states[term.name], own)
 
     def _begin_epoch(self, term: Term) -> State:
         with self.only(term):
-            return term.begin_epoch(self, self.state_of(term), self.flights[term.name])
+            return term.begin_epoch(self, self.state_of(term), self.task_states[term.name])
 
     def _end_task(self, term: Term) -> State:
         with self.only(term):
-            return term.end_task(self, self.state_of(term), self.flights[term.name])
+            return term.end_task(self, self.state_of(term), self.task_states[term.name])
 
     def _quadratics(self, term: Term) -> list[tuple[float, Gaussian]]:
         with self.only(term):
-            return term.quadratics(self, self.state_of(term), self.flights[term.name])
+            return term.quadratics(self, self.state_of(term), self.task_states[term.name])
 
     def _merge(self) -> None:
         self._puller.set(merge([quadratic for term in self.terms for quadratic in self._quadratics(term)]))

@@ -1,6 +1,6 @@
 """What a method is: settings that never change, and functions from its state to a new state.
 
-Its state lasts over the tasks; its flight is what it has learned in the present task. Both are plain dictionaries of tensors
+Its state lasts over the tasks; its task state is what it knows of the present task. Both are plain dictionaries of tensors
 and numbers, and a function never writes into the ones it is given: they may have been saved.
 """
 
@@ -43,14 +43,14 @@ class Term(Guard):
         return None
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
-        """What the method learns on entry; lives as long as the task (its flight)."""
+        """The task state on entry; it lives as long as the task."""
         return {}
 
-    def begin_epoch(self, task: GuardedTask, state: State, flight: State) -> State:
-        """The new flight at `task.epoch()`."""
-        return flight
+    def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
+        """The new task state at `task.epoch()`."""
+        return task_state
 
-    def acts_later(self, flight: State) -> bool:
+    def acts_later(self, task_state: State) -> bool:
         """Whether `begin_epoch` has still something to do in this task."""
         return type(self).begin_epoch is not Term.begin_epoch
 
@@ -59,26 +59,26 @@ class Term(Guard):
         """What the method wants to see of every step: "gradient" (the task's), "total" (with the pull); by default nothing."""
         return frozenset()
 
-    def after_step(self, task: GuardedTask, flight: State, step: Step) -> State:
-        """The new flight after an optimiser's step, with new tensors: the old ones may have been saved."""
-        return flight
+    def after_step(self, task: GuardedTask, task_state: State, step: Step) -> State:
+        """The new task state after an optimiser's step, with new tensors: the old ones may have been saved."""
+        return task_state
 
-    def bookmark(self, flight: State) -> State:
-        """The new flight when the learner copies the weights because they are the best so far."""
-        return flight
+    def bookmark(self, task_state: State) -> State:
+        """The new task state when the learner copies the weights because they are the best so far."""
+        return task_state
 
-    def return_to_bookmark(self, flight: State) -> State:
-        """The new flight when the learner has loaded them back."""
-        return flight
+    def return_to_bookmark(self, task_state: State) -> State:
+        """The new task state when the learner has loaded them back."""
+        return task_state
 
     @abstractmethod
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+    def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
         """The weighted Gaussians that pull during the task."""
 
-    @abstractmethod
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
+    def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """About what `quadratics` would give in the next task, in a few seconds, for `check`; None if it cannot tell."""
+        return None
 
     @abstractmethod
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """The new state, from the weights at the end of the task."""

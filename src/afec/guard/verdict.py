@@ -25,7 +25,7 @@ from torch import Tensor
 
 from afec.gaussian import Gaussian, merge
 from afec.guard.borrow import borrowed
-from afec.guard.rehearsal import MOST_STEPS, Walk, walk
+from afec.guard.trial import MOST_STEPS, Walk, walk
 
 if TYPE_CHECKING:
     from afec.guard.task import GuardedTask

@@ -97,8 +97,7 @@ class _Run:
         benchmark = directory.path.parents[2]
         made_by = {"commit": commit, "run": directory.path.relative_to(benchmark).as_posix()}
         self.experiment = config.build(Context(seed, place.device, benchmark / "shared", made_by, stop))
-        self._take_up()
-        if not self.scores and self.experiment.origin:
+        if not self._take_up() and self.experiment.origin:
             self.directory.append_events([{"event": "origin", "text": self.experiment.origin}])
         usual = config.training.get("device")
         if place.device not in (None, usual):
@@ -163,13 +162,14 @@ class _Run:
         if self.on_saved:
             self.on_saved(self.directory)
 
-    def _take_up(self) -> None:
-        """Go on from the last whole checkpoint, where there is one; a damaged one is said so."""
+    def _take_up(self) -> bool:
+        """Go on from the last whole checkpoint and return whether there is one; a damaged one is said so."""
         state, faults = self.directory.load_checkpoint(self._restore)
         how = "started anew" if state is None else "went on from the checkpoint before it"
         for fault in faults:
             self._note(f"{how}: {fault}")
             warnings.warn(f"{self.directory.path}: {how}: {fault}", RuntimeWarning, stacklevel=2)
+        return state is not None
 
     def _restore(self, state: dict[str, Any]) -> None:
         scores, done = [Score(*score) for score in state["scores"]], state["tasks_done"]

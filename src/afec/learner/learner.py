@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from afec.learner.tasks import BatchLoss, in_chunks
 from afec.naming import unknown
 from afec.nets import MultiHead, Readout
 from afec.randomness import forked, seed_from
-from afec.strategy import Plain, Schedule, Strategy, as_strategy
+from afec.strategy import Plain, ScenarioWarning, Schedule, Strategy, as_strategy
 from afec.streams import Split, Task
 
 __all__ = ["Learner", "Score"]
@@ -86,6 +87,8 @@ class Learner:
         self.machine.placed(self.net)
         self.strategy, self.schedule = as_strategy(method), schedule or Schedule()
         self.strategy.check(self.net)
+        if advice := self.strategy.advice(self.net):
+            warnings.warn(f"{self.strategy.method}: {advice}", ScenarioWarning, stacklevel=2)
         self.seed, self.progress, self.on_progress, self.stop, self.memo = seed, progress, on_progress, stop, memo
         self.tasks_learned: list[str] = []
         """The names of the tasks so far."""

@@ -6,14 +6,16 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from afec.guard import GuardedTask
-from afec.learner.fit import Data, Fit, LossFn, StoppedError
-from afec.learner.records import Cost, Stopwatch, TaskRecord, telling
+from afec.learner.fit import Data, Fit, LossFn, Stop, StoppedError
+from afec.learner.machine import Machine
+from afec.learner.memo import Memo
+from afec.learner.records import Cost, Progress, Stopwatch, TaskRecord, telling
 from afec.learner.tasks import (
     LIKELIHOOD,
     Batches,
@@ -25,14 +27,29 @@ from afec.learner.tasks import (
     stored,
 )
 from afec.methods import AFEC
+from afec.nets import Readout
 from afec.randomness import seed_from
-from afec.strategy import Strategy, TaskContext, Training
+from afec.strategy import Schedule, Strategy, TaskContext, Training
 from afec.streams import Split, Task
 
-if TYPE_CHECKING:
-    from afec.learner.learner import Learner
+__all__ = ["Owner", "TaskRun"]
 
-__all__ = ["TaskRun"]
+
+class Owner(Protocol):
+    """What a task run needs of the learner that it belongs to."""
+
+    net: Readout
+    machine: Machine
+    schedule: Schedule
+    seed: int
+    memo: Memo | None
+    progress: bool | None
+    on_progress: Callable[[Progress], None] | None
+    stop: Stop | None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, in the middle of a task too."""
+        ...
 
 
 class TaskRun:
@@ -43,7 +60,7 @@ class TaskRun:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: Owner,
         strategy: Strategy,
         number: int,
         tasks: Sequence[Task],
@@ -237,7 +254,7 @@ def _accepted(hook: Callable[[float], None] | None, guarded: GuardedTask) -> Cal
 def _own_epochs(guarded: GuardedTask) -> int:
     """How long AFEC has trained θ_e by itself: `epochs=`, or an epoch beside each of ours under its interleaved schedule."""
     for term in guarded.terms:
-        task_state = guarded.flights[term.name]
+        task_state = guarded.task_states[term.name]
         if isinstance(term, AFEC) and "mean" in task_state:
             return int(task_state.get("epochs", term.epochs or 0))
     return 0

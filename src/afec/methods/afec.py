@@ -6,7 +6,7 @@ Expansion: θ_e is learned from the new task alone, free of the past, and F_e is
 learned it is pulled to θ_e* as well, each weight by F_e. `forgetting` is λ_e, or `beta` the forgetting factor β of the weighted
 product p(θ|D_old)^(1−β)·p(θ)^β, with λ_e = β/(1−β). The ½ is not part of either. The paper's "AFEC" is `EWC(…) + AFEC(…)`.
 
-    guard = afec.EWC(strength=500) + afec.AFEC(forgetting=0.05, epochs=20)
+    guard = afec.EWC(strength=100) + afec.AFEC(forgetting=10, epochs=20)
 
 There is no expansion in the first task: there is nothing to forget. The paper's Algorithm 1 expands there too,
 but has no penalty that would use it.
@@ -21,109 +21,104 @@ from typing import Any, Literal, final
 
 from torch import Tensor
 
-from afec.fisher import Kind
 from afec.gaussian import Gaussian, forgetting_from_beta, grown
 from afec.guard import (
     NO_OPTIMIZER,
-    FisherOptions,
+    FisherFields,
     GuardedTask,
     OptimizerFactory,
-    Params,
     State,
-    Term,
     checked_weight,
     learns_something,
     load,
-    one_of,
     optimizers_for_theta_e,
+    option,
     snapshot,
     train_theta_e,
 )
-from afec.methods.presets import Preset, settings
+from afec.methods.regulariser import OptionTerm
 
 __all__ = ["AFEC"]
 
 
 @final
-class AFEC(Term):
-    """Pull each weight to where the new task alone would have it, by how much it matters to the new task.
-
-    Args:
-        forgetting: λ_e ≥ 0, or one for each task (the first is never used). Zero switches the method off.
-        beta: β in [0, 1) instead of `forgetting`, or one for each task.
-        epochs: how long θ_e is trained, in passes over the task's data.
-        expand: your own training function instead, `lambda: trainer.fit(model)`: it trains the model in place. With neither,
-            `learning()` must be given `train=`, such a function for its task.
-        optimizer: θ_e's optimiser, `lambda params: Adam(params, 1e-3)`; default the task's own, built anew.
-        expand_from: where θ_e starts: `init` (the weights and buffers the guard first saw), `main` (the present ones), `carry`
-            (the θ_e of the task before).
-        schedule: `sequential` (θ_e to the end, F_e once, then θ: the paper's Algorithm 1) or `interleaved` (one epoch of θ_e
-            and a new F_e at each `task.epoch()`: the released code).
-        fisher, fisher_batch, fisher_dropout, preset, params: as in `EWC`.
-    """
+class AFEC(FisherFields, OptionTerm):
+    """Pull each weight to where the new task alone would have it, by how much it matters to the new task."""
 
     name = "afec"
     rank = 1
     pull_name = "forgetting"
 
-    def __init__(
-        self,
-        forgetting: float | Sequence[float] | None = None,
-        *,
-        beta: float | Sequence[float] | None = None,
-        epochs: int | None = None,
-        expand: Callable[[], object] | None = None,
-        optimizer: OptimizerFactory | None = None,
-        expand_from: Literal["init", "main", "carry"] | None = None,
-        schedule: Literal["sequential", "interleaved"] | None = None,
-        fisher: Kind | Literal["auto"] | None = None,
-        fisher_batch: int | None = None,
-        fisher_dropout: bool | None = None,
-        preset: Preset = "default",
-        params: Params = None,
-    ) -> None:
-        super().__init__(params)
-        self.forgetting = _weights(forgetting, beta)
-        chosen = settings(
-            self.name,
-            preset,
-            fisher=fisher,
-            fisher_batch=fisher_batch,
-            fisher_dropout=fisher_dropout,
-            expand_from=expand_from,
-            schedule=schedule,
-        )
-        self.fisher = FisherOptions(chosen["fisher"], chosen["fisher_batch"], chosen["fisher_dropout"])
-        self.expand_from, self.schedule = chosen["expand_from"], chosen["schedule"]
-        one_of("expand_from", self.expand_from, ("init", "main", "carry"))
-        one_of("schedule", self.schedule, ("sequential", "interleaved"))
-        self.epochs, self.expand, self.optimizer = epochs, expand, optimizer
-        _check_how(self.schedule, epochs, expand)
+    forgetting: float | Sequence[float] | None = option(
+        default=None,
+        kw_only=False,
+        symbol="λ_e",
+        doc="λ_e ≥ 0, or one for each task (the first is never used). Zero switches the method off.",
+    )
+    beta: float | Sequence[float] | None = option(
+        default=None, symbol="β", doc="β in [0, 1) instead of `forgetting`, or one for each task: λ_e = β/(1−β)."
+    )
+    epochs: int | None = option(
+        default=None, at_least=1, doc="How long θ_e is trained, in passes over the task's data."
+    )
+    expand: Callable[[], object] | None = option(
+        default=None,
+        from_config=False,
+        doc="Your own training function instead of `epochs`, `lambda: trainer.fit(model)`: it trains the model in place. With "
+        "neither, `learning()` must be given `train=`, such a function for its task.",
+    )
+    optimizer: OptimizerFactory | None = option(
+        default=None,
+        from_config=False,
+        doc="θ_e's optimiser, `lambda params: Adam(params, 1e-3)`; by default the task's own, built anew.",
+    )
+    expand_from: Literal["init", "main", "carry"] = option(
+        default="init",
+        official="carry",
+        doc="Where θ_e starts: `init` (the weights and buffers the guard first saw), `main` (the present ones), `carry` (the "
+        "θ_e of the task before).",
+    )
+    schedule: Literal["sequential", "interleaved"] = option(
+        default="sequential",
+        official="interleaved",
+        doc="`sequential` (θ_e to the end, F_e once, then θ: the paper's Algorithm 1) or `interleaved` (one epoch of θ_e and a "
+        "new F_e at each `task.epoch()`: the released code).",
+    )
 
-    def described(self) -> str:
-        """`AFEC(forgetting=…, …)`."""
-        weight = self.forgetting if isinstance(self.forgetting, list) else f"{self.forgetting:g}"
-        own = "one epoch at a time" if self.schedule == "interleaved" else "as its learner trains"
-        how = f"epochs={self.epochs}" if self.epochs is not None else "expand=…" if self.expand else own
-        return f"AFEC(forgetting={weight}, {how}, expand_from={self.expand_from!r}, fisher={self.fisher.kind!r})"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lambda_e = _weights(self.forgetting, self.beta)
+        self._check_how()
 
     @property
     def is_off(self) -> bool:
-        """λ_e = 0 in every task."""
-        return not any(self.forgetting) if isinstance(self.forgetting, list) else self.forgetting == 0
+        """Whether λ_e = 0 in every task."""
+        return not any(self.lambda_e) if isinstance(self.lambda_e, list) else self.lambda_e == 0
 
     def weight_in(self, task: int) -> float:
         """λ_e in the task with this number (from 0); zero in the first one, where nothing is old."""
         if task == 0:
             return 0.0
-        if not isinstance(self.forgetting, list):
-            return self.forgetting
-        if task >= len(self.forgetting):
+        if not isinstance(self.lambda_e, list):
+            return self.lambda_e
+        if task >= len(self.lambda_e):
             raise ValueError(
-                f"AFEC has forgetting factors for {len(self.forgetting)} tasks and this is task {task + 1}; "
+                f"AFEC has forgetting factors for {len(self.lambda_e)} tasks and this is task {task + 1}; "
                 "give one for each task, or a single number"
             )
-        return self.forgetting[task]
+        return self.lambda_e[task]
+
+    def _check_how(self) -> None:
+        if self.expand is not None and not callable(self.expand):
+            raise TypeError(
+                f"AFEC: expand must be a function without arguments that trains the model; got {self.expand!r}"
+            )
+        if self.epochs is not None and self.expand is not None:
+            raise ValueError("AFEC: give either epochs= or expand=, not both: expand= trains θ_e itself")
+        if self.schedule == "interleaved" and self.epochs is not None:
+            raise ValueError(
+                'AFEC: schedule="interleaved" trains θ_e one epoch at each task.epoch(); leave epochs= out'
+            )
 
     # -- the functions of a term ----------------------------------------------------------------------------------
 
@@ -138,7 +133,7 @@ class AFEC(Term):
         # Under the interleaved schedule task.epoch() may still be given one.
         if self.epochs is not None and self.optimizer is None and not task.optimizers:
             return NO_OPTIMIZER
-        return task.refuses(self.fisher)
+        return task.refuses(self.fisher_options)
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """Expansion, unless it comes epoch by epoch."""
@@ -159,28 +154,28 @@ class AFEC(Term):
                 self._learn(task)
             return {"kept": self._kept_after(task, kept), **self._posterior(task, "sequential")}
 
-    def begin_epoch(self, task: GuardedTask, state: State, flight: State) -> State:
+    def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
         """One epoch of θ_e and a new F_e, under the interleaved schedule."""
-        if "theta_e" not in flight:
-            return flight
+        if "theta_e" not in task_state:
+            return task_state
         with task.borrowing():
-            load(task.model, flight["theta_e"])
-            new = {"epochs": flight["epochs"] + 1, **self._learn_one_epoch(task, flight)}
-            posterior = self._posterior(task, "interleaved", flight["epochs"])
-            kept = self._kept_after(task, flight["kept"])
+            load(task.model, task_state["theta_e"])
+            new = {"epochs": task_state["epochs"] + 1, **self._learn_one_epoch(task, task_state)}
+            posterior = self._posterior(task, "interleaved", task_state["epochs"])
+            kept = self._kept_after(task, task_state["kept"])
             return {"kept": kept, "theta_e": snapshot(task.model), **new, **posterior}
 
-    def acts_later(self, flight: State) -> bool:
+    def acts_later(self, task_state: State) -> bool:
         """Under the interleaved schedule, from the second task on."""
-        return "theta_e" in flight
+        return "theta_e" in task_state
 
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
+    def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
         """The posterior of the new task alone, times λ_e."""
-        if "mean" not in flight:
+        if "mean" not in task_state:
             return []
-        return [(self.weight_in(task.number), Gaussian(flight["mean"], flight["precision"]))]
+        return [(self.weight_in(task.number), Gaussian(task_state["mean"], task_state["precision"]))]
 
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
+    def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """A θ_e of a few seconds, from where it would start."""
         own = self.expand is not None or (self.schedule == "sequential" and self.epochs is None)
         if own or not (self.optimizer or task.optimizers):
@@ -188,17 +183,17 @@ class AFEC(Term):
         load(task.model, self._start(task, self._kept_at_entry(task, state)))
         optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=True)
         train_theta_e(task, optimizers, range(self.epochs or 1), until=time.monotonic() + seconds)
-        fisher = task.fisher(self.fisher, "rehearse", most_batches=4)
+        fisher = task.fisher(self.fisher_options, "afec")
         return [(self.weight_in(task.number), Gaussian(task.values(), fisher))]
 
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """θ_e and F_e are not kept; only what the next expansion starts from."""
-        if "theta_e" in flight and flight["epochs"] == 0 and task.steps > 0:
+        if "theta_e" in task_state and task_state["epochs"] == 0 and task.steps > 0:
             raise RuntimeError(
                 'AFEC(schedule="interleaved") learns θ_e in task.epoch(), which was never called: call it at the start of '
                 'every epoch (`with guard.learning(…) as task: … task.epoch()`), or use schedule="sequential"'
             )
-        return {"kept": flight["kept"]}
+        return {"kept": task_state["kept"]}
 
     # -- where θ_e starts, and how it is learned ------------------------------------------------------------------
 
@@ -230,22 +225,22 @@ class AFEC(Term):
         epochs = range(self.epochs)
         task.processes.once(task.model, lambda: train_theta_e(task, optimizers, epochs))
 
-    def _learn_one_epoch(self, task: GuardedTask, flight: State) -> dict[str, Any]:
+    def _learn_one_epoch(self, task: GuardedTask, task_state: State) -> dict[str, Any]:
         """The learning rate follows the main optimiser's, and a new rate starts a new optimiser, as in the released code."""
-        epoch = flight["epochs"]
+        epoch = task_state["epochs"]
         if self.expand is not None:
             task.run(self.expand, "expand", epoch)
             return {"optimizers": None, "lrs": None}
         optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=False)
         lrs = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
-        if flight["optimizers"] is not None and lrs == flight["lrs"]:
-            for optimizer, saved in zip(optimizers, flight["optimizers"], strict=True):
+        if task_state["optimizers"] is not None and lrs == task_state["lrs"]:
+            for optimizer, saved in zip(optimizers, task_state["optimizers"], strict=True):
                 optimizer.load_state_dict(copy.deepcopy(saved))
         task.processes.once(task.model, lambda: train_theta_e(task, optimizers, range(epoch, epoch + 1)))
         return {"optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers], "lrs": lrs}
 
     def _posterior(self, task: GuardedTask, *purpose: object) -> dict[str, dict[str, Tensor]]:
-        return {"mean": task.values(), "precision": task.fisher(self.fisher, "afec", *purpose)}
+        return {"mean": task.values(), "precision": task.fisher(self.fisher_options, "afec", *purpose)}
 
 
 def _weights(forgetting: float | Sequence[float] | None, beta: float | Sequence[float] | None) -> float | list[float]:
@@ -264,14 +259,3 @@ def _weights(forgetting: float | Sequence[float] | None, beta: float | Sequence[
     if isinstance(forgetting, Sequence):
         return [checked_weight("AFEC: forgetting (λ_e)", one) for one in forgetting]
     return checked_weight("AFEC: forgetting (λ_e)", forgetting)
-
-
-def _check_how(schedule: str, epochs: int | None, expand: object) -> None:
-    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
-        raise ValueError(f"AFEC: epochs must be an integer ≥ 1; got {epochs!r}")
-    if expand is not None and not callable(expand):
-        raise TypeError(f"AFEC: expand must be a function without arguments that trains the model; got {expand!r}")
-    if epochs is not None and expand is not None:
-        raise ValueError("AFEC: give either epochs= or expand=, not both: expand= trains θ_e itself")
-    if schedule == "interleaved" and epochs is not None:
-        raise ValueError('AFEC: schedule="interleaved" trains θ_e one epoch at each task.epoch(); leave epochs= out')

@@ -24,8 +24,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from afec.guard import State, checked_flag, checked_weight, one_of
-from afec.methods.presets import Preset, settings
+from afec.guard import OptionFields, State, option
 from afec.nets import Chain, Layer, MultiHead, renew
 from afec.randomness import forked
 from afec.strategy import Strategy, TaskContext, Training
@@ -34,54 +33,50 @@ __all__ = ["AGSCL", "proximal"]
 
 
 @final
-class AGSCL(Strategy):
+class AGSCL(OptionFields, Strategy):
     """Hold the nodes that mattered, keep the others sparse, and let nothing flow from these to those.
 
     Works over backbones that are a chain of layers (`afec.nets.Chain`).
-
-    Args:
-        strength: λ ≥ 0, how hard important nodes are held. Zero: not at all.
-        mu: μ ≥ 0, how sparse unimportant nodes are kept. Zero: not at all.
-        rho: ρ in [0, 1], the share of the unimportant nodes that gets fresh incoming weights after each task. Zero: none.
-        eta: η in [0, 1], what is left of the old importance after a task.
-        proximal: after each `epoch` (the released code, and what the paper's λ and μ belong to), or after each `step`, which
-            holds and shrinks as many times as strongly as an epoch has steps.
-        freeze: keep the weights from unimportant to important nodes at 0 while later tasks are learned.
-        cut: set what goes out of unimportant nodes to 0 after a task, the task's head included.
-        preset: `default`, `paper` or `official`; all of them are the same here (docs/methods/ags-cl.md).
     """
 
     name = "ags-cl"
     needs_chain = needs_heads = True
 
-    def __init__(
-        self,
-        strength: float,
-        mu: float | None = None,
-        *,
-        rho: float | None = None,
-        eta: float | None = None,
-        proximal: Literal["epoch", "step"] | None = None,
-        freeze: bool | None = None,
-        cut: bool | None = None,
-        preset: Preset = "default",
-    ) -> None:
-        super().__init__()
-        self.strength = checked_weight("AGS-CL: strength (λ)", strength)
-        given = {"mu": mu, "rho": rho, "eta": eta, "proximal": proximal, "freeze": freeze, "cut": cut}
-        chosen = settings(self.name, preset, **given)
-        self.mu, self.rho, self.eta = (checked_weight(f"AGS-CL: {key}", chosen[key]) for key in ("mu", "rho", "eta"))
-        for key in ("rho", "eta"):
-            if chosen[key] > 1:
-                raise ValueError(f"AGS-CL: {key} must be in [0, 1]; got {chosen[key]!r}")
-        self.proximal = chosen["proximal"]
-        one_of("AGS-CL: proximal", self.proximal, ("epoch", "step"))
-        self.freeze, self.cut = (checked_flag(f"AGS-CL: {key}", chosen[key]) for key in ("freeze", "cut"))
-
-    def described(self) -> str:
-        """`AGSCL(strength=…, mu=…, …)`, with every part."""
-        numbers = f"strength={self.strength:g}, mu={self.mu:g}, rho={self.rho:g}, eta={self.eta:g}"
-        return f"AGSCL({numbers}, proximal={self.proximal!r}, freeze={self.freeze}, cut={self.cut})"
+    strength: float = option(
+        kw_only=False, symbol="λ", at_least=0, doc="λ ≥ 0, how hard important nodes are held. Zero: not at all."
+    )
+    mu: float = option(
+        default=10.0,
+        kw_only=False,
+        symbol="μ",
+        at_least=0,
+        doc="μ ≥ 0, how sparse unimportant nodes are kept. Zero: not at all.",
+    )
+    rho: float = option(
+        default=0.3,
+        symbol="ρ",
+        at_least=0,
+        at_most=1,
+        doc="ρ in [0, 1], the share of the unimportant nodes that gets fresh incoming weights after each task. Zero: none.",
+    )
+    eta: float = option(
+        default=0.9,
+        symbol="η",
+        at_least=0,
+        at_most=1,
+        doc="η in [0, 1], what is left of the old importance after a task.",
+    )
+    proximal: Literal["epoch", "step"] = option(
+        default="epoch",
+        doc="After each `epoch` (the released code, and what the paper's λ and μ belong to), or after each `step`, which holds "
+        "and shrinks as many times as strongly as an epoch has steps.",
+    )
+    freeze: bool = option(
+        default=True, doc="Keep the weights from unimportant to important nodes at 0 while later tasks are learned."
+    )
+    cut: bool = option(
+        default=True, doc="Set what goes out of unimportant nodes to 0 after a task, the task's head included."
+    )
 
     def trainings(self, context: TaskContext) -> Iterator[Training]:
         """One training, with the proximal steps and the frozen weights in it; then what is kept of the task."""

@@ -7,7 +7,7 @@ tasks' Fisher information; with a `decay` γ it is the online F ← γ·F + F_t 
 Which λ is right depends on the Fisher kind: `batched` with B samples is smaller than `empirical`, by a factor of up to
 about B, so its λ are larger (docs/fisher.md has measured factors).
 
-    guard = afec.EWC(strength=500)
+    guard = afec.EWC(strength=100)
     with guard.learning(model, optimizer, loader, loss_fn):
         train(model, optimizer, loader)
 """
@@ -16,87 +16,37 @@ from __future__ import annotations
 
 from typing import Literal, final
 
-from afec.fisher import Kind
-from afec.gaussian import Gaussian, running_average, running_sum
-from afec.guard import FisherOptions, GuardedTask, Params, State, Term, checked_weight
-from afec.methods.presets import Preset, settings
+from torch import Tensor
+
+from afec.guard import FisherFields, GuardedTask, State, option
+from afec.methods.regulariser import Regulariser
 
 __all__ = ["EWC"]
 
 
 @final
-class EWC(Term):
-    """Pull each weight to where the old tasks left it, by how much it mattered to them.
-
-    Args:
-        strength: λ ≥ 0. Zero switches the method off (fine-tuning, bit for bit).
-        decay: γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, the running average over the tasks.
-        fisher: `exact`, `sample`, `empirical`, `batched`, or `auto`: `exact` up to ten outputs, `sample` beyond, `empirical`
-            where the likelihood is not known.
-        fisher_batch: B of the `batched` kind.
-        fisher_dropout: leave dropout on while the `batched` kind is measured.
-        preset: `paper` (`empirical`) or `official` (`batched`, B = 20, dropout on); what is given beside it wins.
-        params: what is guarded, a module or parameters; default all that require grad (multi-head nets: the backbone).
-    """
+class EWC(FisherFields, Regulariser):
+    """Pull each weight to where the old tasks left it, by how much it mattered to them."""
 
     name = "ewc"
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        decay: float | Literal["mean"] = "mean",
-        fisher: Kind | Literal["auto"] | None = None,
-        fisher_batch: int | None = None,
-        fisher_dropout: bool | None = None,
-        preset: Preset = "default",
-        params: Params = None,
-    ) -> None:
-        super().__init__(params)
-        self.strength = checked_weight("EWC: strength (λ)", strength)
-        self.decay = decay if decay == "mean" else checked_weight("EWC: decay (γ), if it is not 'mean',", decay)
-        if self.decay != "mean" and self.decay > 1:
-            raise ValueError(f"EWC: decay (γ) must be in [0, 1], or 'mean'; got {decay!r}")
-        chosen = settings(self.name, preset, fisher=fisher, fisher_batch=fisher_batch, fisher_dropout=fisher_dropout)
-        self.fisher = FisherOptions(chosen["fisher"], chosen["fisher_batch"], chosen["fisher_dropout"])
-
-    def described(self) -> str:
-        """`EWC(strength=…)`."""
-        return f"EWC(strength={self.strength:g}, fisher={self.fisher.kind!r})"
+    decay: float | Literal["mean"] = option(
+        default="mean",
+        symbol="γ",
+        at_least=0,
+        at_most=1,
+        doc="γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, the running average over the tasks.",
+    )
 
     @property
-    def is_off(self) -> bool:
-        """λ = 0."""
-        return self.strength == 0
+    def over_tasks(self) -> float | Literal["mean"]:
+        """The running average of the paper, or γ."""
+        return self.decay
 
     def lacks(self, task: GuardedTask) -> str | None:
         """A likelihood, for a Fisher that needs one."""
-        return task.refuses(self.fisher)
+        return task.refuses(self.fisher_options)
 
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
-        """The posterior of all tasks so far, times λ; nothing in the first task."""
-        if not state:
-            return []
-        return [(self.strength, task.remembered(Gaussian(state["mean"], state["precision"])))]
-
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]]:
-        """Before the first task: as if the present weights had just learned these data."""
-        if state:
-            return self.quadratics(task, state, {})
-        return [(self.strength, Gaussian(task.values(), task.fisher(self.fisher, "rehearse", most_batches=4)))]
-
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
-        """F_{1:t}, or the online F, around the weights as they are now."""
-        old = Gaussian(state["mean"], state["precision"]) if state else None
-        if old is not None:
-            old = old.grown_to(dict(task.model.named_parameters()))
-        new = Gaussian(task.values(), task.fisher(self.fisher, "ewc"))
-        if self.decay == "mean":
-            posterior = running_average(old, new, task.number + 1)
-        else:
-            posterior = running_sum(None if old is None else _scaled(old, self.decay), new)
-        return {"mean": posterior.mean, "precision": posterior.precision}
-
-
-def _scaled(gaussian: Gaussian, factor: float) -> Gaussian:
-    return Gaussian(gaussian.mean, {name: factor * precision for name, precision in gaussian.precision.items()})
+    def importance(self, task: GuardedTask, task_state: State) -> dict[str, Tensor]:
+        """The Fisher information of the task."""
+        return task.fisher(self.fisher_options, "ewc")

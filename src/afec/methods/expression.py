@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from afec.guard import Guard, Term
+from afec.guard import Guard
 from afec.methods.afec import AFEC
 from afec.methods.ags_cl import AGSCL
 from afec.methods.ewc import EWC
 from afec.methods.mas import MAS
-from afec.methods.presets import PRESETS
-from afec.methods.presets import settings as preset_settings
 from afec.methods.progress_compress import ProgressCompress
 from afec.methods.rwalk import RWALK
 from afec.methods.si import SI
@@ -31,14 +28,13 @@ class MethodRecord:
     """One term that can be named."""
 
     name: str
-    make: type[Term] | type[Strategy]
+    make: Any
     description: str
 
     @property
     def settings(self) -> tuple[str, ...]:
         """What can be set by a config: the constructor's arguments, without those that are objects of Python."""
-        objects = {"self", "params", "expand", "optimizer"}
-        return tuple(name for name in inspect.signature(self.make.__init__).parameters if name not in objects)
+        return tuple(name for name, option in self.make.options.items() if option.from_config)
 
 
 METHODS = {
@@ -92,10 +88,8 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
 
 def whole_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a method with what its preset says written out."""
-    preset = given.get("preset", "default")
-    known = PRESETS.get(preset, {}).get(name, {})
-    chosen = preset_settings(name, preset, **{key: given[key] for key in known if key in given})
-    return {"preset": preset, **chosen, **{key: value for key, value in given.items() if key not in known}}
+    chosen = METHODS[name].make.settings(**given)
+    return {key: chosen[key] for key in METHODS[name].settings if chosen[key] is not None}
 
 
 def make_method(expression: str, settings: Mapping[str, Mapping[str, Any]]) -> Guard | Strategy | None:

@@ -17,7 +17,6 @@ has learned, for the inputs as they are (not augmented): an epoch of compress co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
@@ -25,10 +24,8 @@ from typing import Any, Literal, final
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from afec.fisher import Kind
-from afec.guard import checked_flag, checked_weight, one_of
+from afec.guard import FisherFields, option
 from afec.methods.ewc import EWC
-from afec.methods.presets import Preset, settings
 from afec.nets import Chain, MultiHead
 from afec.nets.column import Column
 from afec.randomness import forked
@@ -54,68 +51,55 @@ class Distillation:
 
 
 @final
-class ProgressCompress(Strategy):
+class ProgressCompress(FisherFields, Strategy):
     """Learn the task in a column of its own, then bring it into the net, which EWC holds.
 
     Works over backbones that are a chain of layers (`afec.nets.Chain`).
-
-    Args:
-        strength: λ ≥ 0 of the EWC in compress. Zero: the base is not held.
-        decay: γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, EWC's running average over the tasks.
-        column: `fresh`, drawn anew for each task (of a pretrained net: its pretrained weights again), or `kept`, going on from
-            the column of the task before.
-        adapters: whether the column listens to the base, from the second task on.
-        adapter_width: nodes of an adapter, as a share of the nodes of its layer.
-        temperature: T > 0 of the distillation.
-        progress_epochs, compress_epochs: at most so many in either phase; default as the schedule says.
-        fisher, fisher_batch, fisher_dropout, preset: as in `EWC`.
     """
 
     name = "progress-compress"
     needs_chain = needs_heads = True
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        decay: float | Literal["mean"] | None = None,
-        column: Literal["fresh", "kept"] | None = None,
-        adapters: bool | None = None,
-        adapter_width: float | None = None,
-        temperature: float | None = None,
-        progress_epochs: int | None = None,
-        compress_epochs: int | None = None,
-        fisher: Kind | Literal["auto"] | None = None,
-        fisher_batch: int | None = None,
-        fisher_dropout: bool | None = None,
-        preset: Preset = "default",
-    ) -> None:
-        measured = {"fisher": fisher, "fisher_batch": fisher_batch, "fisher_dropout": fisher_dropout}
-        given = {"adapters": adapters, "adapter_width": adapter_width, "temperature": temperature, "column": column}
-        chosen = settings(self.name, preset, decay=decay, **given, **measured)
-        checked_weight("progress-compress: strength (λ)", strength)
-        super().__init__(EWC(strength, decay=chosen["decay"], **{key: chosen[key] for key in measured}))
-        self.strength, self.decay, self.fisher = float(strength), chosen["decay"], chosen["fisher"]
-        self.column = chosen["column"]
-        one_of("progress-compress: column", self.column, ("fresh", "kept"))
-        self.adapters = checked_flag("progress-compress: adapters", chosen["adapters"])
-        self.temperature, self.adapter_width = (_positive(key, chosen[key]) for key in ("temperature", "adapter_width"))
-        self.epochs = progress_epochs, compress_epochs
-        for key, value in zip(("progress_epochs", "compress_epochs"), self.epochs, strict=True):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"progress-compress: {key} must be an integer ≥ 1; got {value!r}")
+    strength: float = option(
+        kw_only=False, symbol="λ", at_least=0, doc="λ ≥ 0 of the EWC in compress. Zero: the base is not held."
+    )
+    decay: float | Literal["mean"] = option(
+        default=0.9,
+        paper="mean",
+        official="mean",
+        symbol="γ",
+        at_least=0,
+        at_most=1,
+        doc="γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, EWC's running average over the tasks.",
+    )
+    column: Literal["fresh", "kept"] = option(
+        default="fresh",
+        doc="`fresh`, drawn anew for each task (of a pretrained net: its pretrained weights again), or `kept`, going on from "
+        "the column of the task before.",
+    )
+    adapters: bool = option(default=True, doc="Whether the column listens to the base, from the second task on.")
+    adapter_width: float = option(
+        default=0.25, above=0, doc="Nodes of an adapter, as a share of the nodes of its layer."
+    )
+    temperature: float = option(default=1.0, symbol="T", above=0, doc="T > 0 of the distillation.")
+    progress_epochs: int | None = option(
+        default=None, at_least=1, doc="At most so many epochs of progress; by default as the schedule says."
+    )
+    compress_epochs: int | None = option(
+        default=None, at_least=1, doc="At most so many epochs of compress; by default as the schedule says."
+    )
 
-    def described(self) -> str:
-        """`ProgressCompress(strength=…, …)`, with every part."""
-        column = f"column={self.column!r}, adapters={self.adapters}, adapter_width={self.adapter_width:g}"
-        epochs = f"progress_epochs={self.epochs[0]}, compress_epochs={self.epochs[1]}"
-        base = f"temperature={self.temperature:g}, decay={self.decay!r}, fisher={self.fisher!r}"
-        return f"ProgressCompress(strength={self.strength:g}, {column}, {epochs}, {base})"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fisher = {key: getattr(self, key) for key in FisherFields.options if key != "preset"}
+        self.own = self.guard = EWC(self.strength, decay=self.decay, **fisher)
 
     def trainings(self, context: TaskContext) -> Iterator[Training]:
         """Progress, then compress."""
         known, splits = context.task_state, (context.train, context.validation)
-        progress, compress = (_at_most(context.schedule, epochs) for epochs in self.epochs)
+        progress, compress = (
+            _at_most(context.schedule, epochs) for epochs in (self.progress_epochs, self.compress_epochs)
+        )
         if "targets" not in known:  # else the column has learned already
             number = max(0, context.number - 1)
             Chain(context.net.backbone).check(context.loss.prepared(context.train.inputs[:2]), number)
@@ -152,9 +136,3 @@ def _at_most(schedule: Schedule, epochs: int | None) -> Schedule:
 def _without_head(column: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
     """A column without what belongs to its task alone."""
     return None if column is None else {k: v.clone() for k, v in column.items() if not k.startswith("heads.")}
-
-
-def _positive(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"progress-compress: {key} must be a finite number > 0; got {value!r}")
-    return float(value)

@@ -17,118 +17,65 @@ of it.
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import final
 
 import torch
+from torch import Tensor
 
 from afec.gaussian import Gaussian
-from afec.guard import GuardedTask, Params, State, Step, checked_weight, rehearsed_steps
-from afec.methods.path import PathTerm, path_options, wide_zeros
-from afec.methods.presets import Preset, settings
+from afec.guard import GuardedTask, State, Step, option
+from afec.methods.path import PathRegulariser, sums_like, wide_zeros
 
 __all__ = ["RWALK"]
 
 
 @final
-class RWALK(PathTerm):
-    """Pull each weight to where the old tasks left it, by its Fisher information and by what its path gave to the losses.
-
-    Args:
-        strength: λ ≥ 0. Zero switches the method off (fine-tuning, bit for bit).
-        alpha: α in (0, 1], the weight of a step's g² in the running Fisher.
-        damping: ε > 0. It sets the scale of s: ½·F·δ² of a step is usually much smaller.
-        clamp: count a step that raised the loss as zero; else s may be negative.
-        half: the ½ in the penalty; without it the pull is twice as strong.
-        gradient: `task`, the task's own gradient, or `total`, with the pull (the released code).
-        rewind: where the learner returns to its best weights, count the path up to them only (`task.bookmark()`); else all.
-        preset: `default`, `paper` or `official`; what is given beside it wins.
-        params: what is guarded, a module or parameters; default all that require grad (multi-head nets: the backbone).
-    """
+class RWALK(PathRegulariser):
+    """Pull each weight to where the old tasks left it, by its Fisher information and by what its path gave to the losses."""
 
     name = "rwalk"
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        alpha: float | None = None,
-        damping: float | None = None,
-        clamp: bool | None = None,
-        half: bool | None = None,
-        gradient: Literal["task", "total"] | None = None,
-        rewind: bool | None = None,
-        preset: Preset = "default",
-        params: Params = None,
-    ) -> None:
-        super().__init__(params)
-        self.strength = checked_weight("RWALK: strength (λ)", strength)
-        given = {"damping": damping, "clamp": clamp, "half": half, "gradient": gradient, "rewind": rewind}
-        self.path = path_options("RWALK", preset, given)
-        self.alpha = checked_weight("RWALK: alpha (α)", settings(self.name, preset, alpha=alpha)["alpha"])
-        if not 0 < self.alpha <= 1:
-            raise ValueError(f"RWALK: alpha (α) must be in (0, 1]; got {alpha!r}")
-
-    def described(self) -> str:
-        """`RWALK(strength=…)`."""
-        return f"RWALK(strength={self.strength:g}, alpha={self.alpha:g}, {self.path})"
+    alpha: float = option(
+        default=0.9, symbol="α", above=0, at_most=1, doc="α in (0, 1], the weight of a step's g² in the running Fisher."
+    )
+    damping: float = option(
+        default=0.01,
+        above=0,
+        doc="ε > 0. It sets the scale of s: ½·F·δ² of a step is usually much smaller.",
+    )
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """F_run and s_run go on from the last task; a weight, or a row, that is new starts at 0."""
-        flight = {"fisher": wide_zeros(task.weights), "score": wide_zeros(task.weights)}
-        for key, zeros in flight.items():
-            for name, known in _remembered(task, state, key).precision.items():
-                zeros[name] = known.to(zeros[name])
-        return flight
+        task_state = {"fisher": wide_zeros(task.weights), "score": wide_zeros(task.weights)}
+        for key, sums in task_state.items():
+            known = task.remembered(Gaussian(state.get("mean", {}), state.get(key, {})))
+            sums.update({name: value.to(sums[name]) for name, value in known.precision.items()})
+        return task_state
 
     @torch.no_grad()
-    def after_step(self, task: GuardedTask, flight: State, step: Step) -> State:
+    def after_step(self, task: GuardedTask, task_state: State, step: Step) -> State:
         """F_run ← α·g² + (1−α)·F_run, then s_run += −g·δ / (½·F_run·δ² + ε)."""
-        names, gradients, changes = self.path.seen(step)
-        fisher = torch._foreach_mul(self.path.of(flight["fisher"], names, gradients), 1 - self.alpha)
+        names, gradients, changes = self.seen(step)
+        fisher = torch._foreach_mul(sums_like(gradients, names, task_state["fisher"]), 1 - self.alpha)
         torch._foreach_addcmul_(fisher, gradients, gradients, value=self.alpha)
         distance = torch._foreach_mul(fisher, 0.5)
         torch._foreach_mul_(distance, changes)
         torch._foreach_mul_(distance, changes)
-        torch._foreach_add_(distance, self.path.damping)
+        torch._foreach_add_(distance, self.damping)
         fallen = torch._foreach_mul(gradients, changes)
         torch._foreach_neg_(fallen)
-        if self.path.clamp:
+        if self.clamp:
             torch._foreach_clamp_min_(fallen, 0.0)
-        score = torch._foreach_addcdiv(self.path.of(flight["score"], names, gradients), fallen, distance)
-        return {
-            **flight,
-            "fisher": {**flight["fisher"], **dict(zip(names, fisher, strict=True))},
-            "score": {**flight["score"], **dict(zip(names, score, strict=True))},
-        }
+        score = torch._foreach_addcdiv(sums_like(gradients, names, task_state["score"]), fallen, distance)
+        new = {"fisher": dict(zip(names, fisher, strict=True)), "score": dict(zip(names, score, strict=True))}
+        return {**task_state, **{key: {**task_state[key], **sums} for key, sums in new.items()}}
 
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
-        """F + s around the latest weights, times λ (2λ without the ½); nothing in the first task."""
-        if not state:
-            return []
-        return [(self.path.scale * self.strength, _remembered(task, state, "precision"))]
+    def importance(self, task: GuardedTask, task_state: State) -> dict[str, Tensor]:
+        """F_run + ½·s_run."""
+        return {name: task_state["fisher"][name] + score / 2 for name, score in task_state["score"].items()}
 
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
-        """Before the first task: the path of some steps, around the present weights."""
-        if state:
-            return self.quadratics(task, state, {})
-        start = task.values()
-        flight = rehearsed_steps(task, self, self.begin_task(task, state), seconds)
-        if flight is None:
-            return None
-        precision = {name: flight["fisher"][name] + flight["score"][name] / 2 for name in start}
-        return [(self.path.scale * self.strength, Gaussian(start, precision))]
-
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """F + s around the weights as they are now. A weight that is not guarded now keeps what was known of it."""
-        new = {
-            "mean": task.values(),
-            "fisher": flight["fisher"],
-            "score": {name: score / 2 for name, score in flight["score"].items()},
-        }
-        new["precision"] = {name: new["fisher"][name] + score for name, score in new["score"].items()}
+        new = {"mean": task.values(), "precision": self.importance(task, task_state), "fisher": task_state["fisher"]}
+        new["score"] = {name: score / 2 for name, score in task_state["score"].items()}
         return {key: {**state.get(key, {}), **value} for key, value in new.items()}
-
-
-def _remembered(task: GuardedTask, state: State, key: str) -> Gaussian:
-    """One of the sums of a state, fitted to the present weights: new rows are 0."""
-    return task.remembered(Gaussian(state.get("mean", {}), state.get(key, {})))

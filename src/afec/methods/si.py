@@ -14,96 +14,42 @@ it (Zenke et al. write c·ΣΩ(θ−θ*)², so their c is λ/2). No pass over th
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from afec.gaussian import Gaussian, running_sum
-from afec.guard import GuardedTask, Params, State, Step, checked_weight, rehearsed_steps
-from afec.methods.path import PathTerm, path_options, wide_zeros
-from afec.methods.presets import Preset
+from afec.guard import GuardedTask, State, Step, option
+from afec.methods.path import PathRegulariser, sums_like, wide_zeros
 
 __all__ = ["SI"]
 
 
 @final
-class SI(PathTerm):
-    """Pull each weight to where the old tasks left it, by what its path gave to the fall of their losses.
-
-    Args:
-        strength: λ ≥ 0. Zero switches the method off (fine-tuning, bit for bit).
-        damping: ξ > 0, for weights that hardly moved.
-        clamp: count a weight whose path raised the loss as zero; else its Ω may be negative, and it is pushed away from θ*.
-        half: the ½ in the penalty; without it the pull is twice as strong.
-        gradient: `task`, the task's own gradient, or `total`, with the pull (the released code).
-        rewind: where the learner returns to its best weights, count the path up to them only (`task.bookmark()`); else all.
-        preset: `default`, `paper` or `official`; what is given beside it wins.
-        params: what is guarded, a module or parameters; default all that require grad (multi-head nets: the backbone).
-    """
+class SI(PathRegulariser):
+    """Pull each weight to where the old tasks left it, by what its path gave to the fall of their losses."""
 
     name = "si"
 
-    def __init__(
-        self,
-        strength: float,
-        *,
-        damping: float | None = None,
-        clamp: bool | None = None,
-        half: bool | None = None,
-        gradient: Literal["task", "total"] | None = None,
-        rewind: bool | None = None,
-        preset: Preset = "default",
-        params: Params = None,
-    ) -> None:
-        super().__init__(params)
-        self.strength = checked_weight("SI: strength (λ)", strength)
-        given = {"damping": damping, "clamp": clamp, "half": half, "gradient": gradient, "rewind": rewind}
-        self.path = path_options("SI", preset, given)
-
-    def described(self) -> str:
-        """`SI(strength=…)`."""
-        return f"SI(strength={self.strength:g}, {self.path})"
+    damping: float = option(default=0.1, official=0.01, above=0, doc="ξ > 0, for weights that hardly moved.")
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """Where the path starts, and W = 0."""
         return {"start": task.values(), "path": wide_zeros(task.weights)}
 
     @torch.no_grad()
-    def after_step(self, task: GuardedTask, flight: State, step: Step) -> State:
+    def after_step(self, task: GuardedTask, task_state: State, step: Step) -> State:
         """W −= g·δ."""
-        names, gradients, changes = self.path.seen(step)
-        new = torch._foreach_addcmul(self.path.of(flight["path"], names, gradients), gradients, changes, value=-1)
-        return {**flight, "path": {**flight["path"], **dict(zip(names, new, strict=True))}}
+        names, gradients, changes = self.seen(step)
+        path = sums_like(gradients, names, task_state["path"])
+        new = torch._foreach_addcmul(path, gradients, changes, value=-1)
+        return {**task_state, "path": {**task_state["path"], **dict(zip(names, new, strict=True))}}
 
-    def quadratics(self, task: GuardedTask, state: State, flight: State) -> list[tuple[float, Gaussian]]:
-        """Ω around the latest weights, times λ (2λ without the ½); nothing in the first task."""
-        if not state:
-            return []
-        return [(self.path.scale * self.strength, task.remembered(Gaussian(state["mean"], state["precision"])))]
-
-    def rehearse(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
-        """Before the first task: the path of some steps, around the present weights."""
-        if state:
-            return self.quadratics(task, state, {})
-        flight = rehearsed_steps(task, self, self.begin_task(task, state), seconds)
-        if flight is None:
-            return None
-        return [(self.path.scale * self.strength, Gaussian(flight["start"], self._omega(task, flight)))]
-
-    def end_task(self, task: GuardedTask, state: State, flight: State) -> State:
-        """Ω + this task's, around the weights as they are now."""
-        old = Gaussian(state["mean"], state["precision"]) if state else None
-        if old is not None:
-            old = old.grown_to(dict(task.model.named_parameters()))
-        total = running_sum(old, Gaussian(task.values(), self._omega(task, flight)))
-        return {"mean": total.mean, "precision": total.precision}
-
-    def _omega(self, task: GuardedTask, flight: State) -> dict[str, Tensor]:
+    def importance(self, task: GuardedTask, task_state: State) -> dict[str, Tensor]:
         """W / ((θ_end − θ_start)² + ξ)."""
         omega = {}
         for name, end in task.values().items():
-            path = flight["path"][name].to(end.device)
-            moved = end.to(path) - flight["start"][name].to(path)
-            omega[name] = (path.clamp(min=0) if self.path.clamp else path) / (moved**2 + self.path.damping)
+            path = task_state["path"][name].to(end.device)
+            moved = end.to(path) - task_state["start"][name].to(path)
+            omega[name] = (path.clamp(min=0) if self.clamp else path) / (moved**2 + self.damping)
         return omega

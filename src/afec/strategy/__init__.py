@@ -1,7 +1,18 @@
 """What a strategy is: a method that has trainings of its own, in our learner."""
 
-from afec.strategy.base import Plain, Strategy, as_strategy
+from afec.strategy.base import Plain, ScenarioWarning, Strategy, as_strategy
 from afec.strategy.context import TaskContext, TaskLoss, Training
 from afec.strategy.schedule import Plateau, Schedule, Select
 
-__all__ = ["Plain", "Plateau", "Schedule", "Select", "Strategy", "TaskContext", "TaskLoss", "Training", "as_strategy"]
+__all__ = [
+    "Plain",
+    "Plateau",
+    "ScenarioWarning",
+    "Schedule",
+    "Select",
+    "Strategy",
+    "TaskContext",
+    "TaskLoss",
+    "Training",
+    "as_strategy",
+]

@@ -14,7 +14,6 @@ The learner knows nothing else of it. Every method is a strategy there: a guard 
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn, Self
@@ -25,7 +24,11 @@ from afec.guard import Guard, State
 from afec.nets import Chain, Readout
 from afec.strategy.context import TaskContext, TaskLoss, Training
 
-__all__ = ["Plain", "Strategy", "as_strategy"]
+__all__ = ["Plain", "ScenarioWarning", "Strategy", "as_strategy"]
+
+
+class ScenarioWarning(UserWarning):
+    """A method does not work well in the scenario that it is used in."""
 
 
 class Strategy(ABC):
@@ -62,23 +65,25 @@ class Strategy(ABC):
         """The expression that makes it, such as `AGSCL(strength=1000, …)`."""
 
     def check(self, net: Readout) -> None:
-        """Raise for a net that this cannot be done with, and warn of one that it does not do well with."""
+        """Raise a ValueError for a net that this method cannot be used with."""
         if net.scenario == "class" and self.needs_heads:
             raise ValueError(
                 f"{self.method} needs outputs of its own for each task, so it knows the scenario 'task' only; the net is a "
                 f"{type(net).__name__}, for the scenario '{net.scenario}'. Use MultiHead, or ewc, finetune, joint"
             )
-        if net.scenario == "class" and self.guard is not None and not self.keeps_examples:
-            warnings.warn(
-                f"{self.method} keeps no examples of old classes, and in the scenario 'class' that does not work well: the "
-                "classifier of the old classes sees new classes only, learns never to answer with an old one, and no pull on "
-                "the weights says otherwise. Use a method that trains on old examples again ('joint', with all of them, is the "
-                "upper bound), or the scenario 'task'",
-                UserWarning,
-                stacklevel=3,
-            )
         if self.needs_chain:
             Chain(net.backbone)
+
+    def advice(self, net: Readout) -> str:
+        """Why this method does not work well with this net and what to use instead; empty where it does."""
+        if net.scenario == "task" or self.guard is None or self.keeps_examples:
+            return ""
+        return (
+            "no examples of old classes are kept, and in the scenario 'class' that does not work well: every batch has new "
+            "classes only, so the classifier learns never to answer with an old one, and a pull on the weights does not "
+            "prevent it. Use a method that trains on old examples again ('joint' trains on all of them, and is the upper "
+            "bound), or the scenario 'task'"
+        )
 
     def learning(self, *_: object, **__: object) -> NoReturn:
         """Strategies have trainings of their own, so there is no loop of anybody's that they could stand around."""

@@ -25,7 +25,7 @@ def bounded(method: Method) -> None:
         for where, place in {"in": (done, EPOCHS, 0), "after": between(done + 1)}.items():
             run.go_on(place)
             assert run.guard is not None
-            states = {key: run.guard.state_dict()[key] for key in ("states", "flights")}
+            states = {key: run.guard.state_dict()[key] for key in ("states", "task_states")}
             found = {"numbers": total_numel(states), "nesting": shape_of(states)}
             known = first.setdefault(where, found)
             if difference(known, found) is not None:

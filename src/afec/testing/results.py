@@ -161,7 +161,7 @@ def resume(method: Method) -> None:
                 _everything(again),
                 ends[place],
                 f"after task {place[0]}, a run that was saved {where} and taken up in fresh objects and the uninterrupted one",
-                "the same, bit for bit: what a method learns during a task is in its flight, not on the instance",
+                "the same, bit for bit: what a method learns during a task is in its task_state, not on the instance",
             )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from afec.guard.task import GuardedTask
     from afec.guard.term import Term
 
-__all__ = ["MOST_STEPS", "Walk", "rehearsed_steps", "walk", "watched"]
+__all__ = ["MOST_STEPS", "Walk", "trial_steps", "walk", "watched"]
 
 MOST_STEPS = 50
 
@@ -87,11 +87,11 @@ def walk(
     return taken
 
 
-def rehearsed_steps(task: GuardedTask, term: Term, flight: State, seconds: float) -> State | None:
-    """The flight of a method that observes steps, after some steps without a pull; None without an optimiser."""
+def trial_steps(task: GuardedTask, term: Term, task_state: State, seconds: float) -> State | None:
+    """What a method that observes steps knows after some steps without a pull; None without an optimiser."""
     if not task.optimizers:
         return None
-    latest = flight
+    latest = task_state
 
     def tell(step: Step) -> None:
         nonlocal latest

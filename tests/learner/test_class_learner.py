@@ -15,6 +15,7 @@ from afec.learner import Learner, Schedule
 from afec.metrics import class_summary
 from afec.nets import SingleHead
 from afec.randomness import forked
+from afec.strategy import ScenarioWarning
 from afec.streams import digits
 
 METHODS = {
@@ -38,7 +39,7 @@ def class_learner(guard=None, kind="linear", **options):
     with forked(1):
         net = SingleHead(Backbone(), kind)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*keeps no examples of old classes")
+        warnings.simplefilter("ignore", ScenarioWarning)
         return Learner(net, guard, **{"schedule": SHORT, "seed": 3, **options})
 
 
@@ -153,8 +154,8 @@ def test_a_file_brings_the_classes_with_it(tmp_path):
 
 
 def test_a_regulariser_alone_is_warned_of_and_told_why():
-    message = "ewc.afec keeps no examples of old classes.*sees new classes only.*'joint'"
-    with pytest.warns(UserWarning, match=message) as seen:
+    message = "ewc.afec: no examples of old classes are kept.*every batch has new classes only.*'joint'"
+    with pytest.warns(ScenarioWarning, match=message) as seen:
         learner = Learner(SingleHead(Backbone()), afec.EWC(1.0) + afec.AFEC(0.5), schedule=SHORT)
     assert len(seen) == 1
     for task in class_tasks((2, 2)):
