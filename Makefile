@@ -6,7 +6,7 @@ SOURCES := pyproject.toml constraints.txt
 # One process per core, one thread each.
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: demo test quick bench study grid docs clean
+.PHONY: demo test quick bench evidence grid docs clean
 
 demo: .venv/core
 	$(BIN)/afec run digits-regression --method finetune ewc ewc@equal-compute ewc+afec --seeds 5 \
@@ -25,15 +25,13 @@ quick: .venv/dev
 bench: .venv/dev
 	$(BIN)/python bench/run.py
 
-study: .venv/core
-	$(BIN)/python results/digits-regression/study.py
+# Every study that we publish, resumed where it was: in the background, at the lowest priority, one process per core.
+evidence: .venv/core
+	$(BIN)/python results/evidence.py
 
 # The paper's main table, every row and column of it, and Omniglot, at `smoke` and on the real files (AFEC_DATA, docs/data.md).
 grid: .venv/core
-	$(BIN)/afec run cifar100-sc cifar100 cifar10-100 omniglot cub200-pretrained cub200 imagenet100 --scale smoke --seeds 1 --runs grid-output/runs \
-		--method finetune progress-compress ags-cl ewc mas si rwalk ewc+afec mas+afec si+afec rwalk+afec
-	$(BIN)/afec report grid-output/runs -o results/grid/grid.md
-	$(BIN)/afec report grid-output/runs -o results/grid/grid.csv
+	$(BIN)/afec study run grid
 
 docs: .venv/dev
 	$(BIN)/python docs/figures/active_forgetting.py

@@ -1,7 +1,8 @@
 """Every Python snippet in README and docs runs, in order, page by page; every command is one that exists.
 
 Commands of `afec` are read as the command line reads them, down to the benchmark, the methods and their settings, and those of
-the scale `smoke` are really run. A TOML block that begins with the name of a file, `# mine.toml`, is that file for the page.
+the scale `smoke` are really run. A block that begins with the name of a file, `# mine.toml` or `# mine.py`,
+is that file for the page.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 from afec.cli import main
 from afec.cli.reports import check_arguments
+from afec.files import write_text
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "results").glob("**/*.md"))]
@@ -33,8 +35,8 @@ def name(page: Path) -> str:
 def workplace(page, tmp_path, monkeypatch):
     """An empty directory with the files that the page shows."""
     monkeypatch.chdir(tmp_path)
-    for block in blocks(page, "toml"):
-        if named := re.match(r"# ([\w-]+\.toml)\n", block):
+    for block in [*blocks(page, "toml"), *blocks(page, "python")]:
+        if named := re.match(r"# ([\w-]+\.(?:toml|py))\n", block):
             (tmp_path / named[1]).write_text(block)
     return tmp_path
 
@@ -67,8 +69,9 @@ def test_commands_exist(page, workplace, monkeypatch, capsys):
     monkeypatch.setattr("afec.cli.work.do", lambda *arguments: None)  # everything but the work
     monkeypatch.setattr("afec.cli.data.get", lambda *arguments: True)
     monkeypatch.setattr(
-        "afec.cli.work.tune", lambda *arguments: arguments[-1].write_text("[method.ewc]\nstrength = 1\n")
+        "afec.cli.work.tune", lambda *arguments: write_text(arguments[-1], "[method.ewc]\nstrength = 1\n")
     )
+    monkeypatch.setattr("afec.cli.reports.write", lambda *arguments: None)
     monkeypatch.setattr("afec.cli.reports.report", lambda console, runs, *arguments: check_arguments(*arguments))
     for command in commands(page):
         if command[0] == "make":

@@ -198,9 +198,9 @@ def _check(study: Study, where: str) -> None:
             raise SpecError(f"{where}: outputs: {output.file} has a figure, so its name ends in .png, .svg or .pdf")
         if Path(output.file).is_absolute() or ".." in Path(output.file).parts:
             raise SpecError(f"{where}: outputs: {output.file}: give a name inside the folder of the results")
-    reported = {seed for part in study.runs for seed in range(part.first_seed, part.first_seed + part.seeds)}
     for scale in study.scales:
         scaled = study.at(scale)
+        reported = {seed for part in scaled.runs for seed in range(part.first_seed, part.first_seed + part.seeds)}
         for search in scaled.tune:
             seeds = set(range(search.first_seed, search.first_seed + search.seeds))
             if seeds & reported:

@@ -1,0 +1,142 @@
+"""Tables of results in README and docs: made from the files in `results/`, between two marks.
+
+    python docs/tables.py            write every table anew; tests/test_tables.py compares
+
+A table stands below the comment that says what is in it, in TOML:
+
+    <!-- table
+    file = "digits-transfer/seeds.csv"            a file under results/, as `afec report -o x.csv` writes it
+    columns = ["aac", "old_accuracy", "compute"]  its metrics, `epochs`, `compute`, `worst` (seed of the old tasks);
+                                                  any other name is a row's own text
+    heads = { aac = "both (AAC)" }                other headings
+    rows = [
+      "finetune",                                 the method, as the file has it
+      ["ewc+afec (λ=1)", "ewc (λ=1)"],            a difference, paired over the seeds
+      { row = "ewc (λ=1)", name = "EWC", paper = "39.9" },
+    ]
+    -->
+
+    <!-- end -->
+
+A method of another file is written `other/seeds.csv: ewc (λ=1)`; a difference with a name of its own is
+`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds, in per cent.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from afec.report.paired import mean_and_std, number, paired
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+TABLE = re.compile(r"(<!-- table\n(.*?)-->\n)(.*?)(<!-- end -->)", flags=re.S)
+HEADS = {
+    "aac": "AAC",
+    "old_accuracy": "old tasks",
+    "new_accuracy": "new task",
+    "mean_new_task_accuracy": "each new task",
+    "bwt": "BWT",
+    "transfer": "transfer",
+}
+Seeds = dict[int, dict[str, str]]
+
+
+class TableError(ValueError):
+    """A table asks for what its file does not have."""
+
+
+def main() -> None:
+    """Write the tables of every page anew."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (made := with_tables(text)) != text:
+            page.write_text(made, encoding="utf-8")
+            print(f"{page.relative_to(ROOT)}: tables written")
+
+
+def with_tables(text: str) -> str:
+    """The text of a page with its tables as the files in `results/` have them."""
+    return TABLE.sub(lambda found: f"{found[1]}\n{table(tomllib.loads(found[2]))}\n\n{found[4]}", text)
+
+
+def table(spec: dict[str, Any]) -> str:
+    """One table as Markdown."""
+    columns, heads = spec["columns"], HEADS | spec.get("heads", {})
+    lines = [["", *(heads.get(column, column) for column in columns)], ["---"] * (len(columns) + 1)]
+    for row in spec["rows"]:
+        if isinstance(row, str | list):
+            row = dict(zip(("row", "minus"), [row] if isinstance(row, str) else row, strict=False))
+        cell = plain_cell if "minus" not in row else difference_cell
+        name = row.get("name") or " minus ".join(shown(row[key]) for key in ("row", "minus") if key in row)
+        lines.append([name, *(row[c] if c in row else cell(spec["file"], row, c) for c in columns)])
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def plain_cell(file: str, row: dict[str, str], column: str) -> str:
+    """The mean of one method over its seeds."""
+    if column not in (*HEADS, "epochs", "compute", "worst"):
+        return ""
+    seeds = seeds_of(file, row["row"])
+    if column == "epochs":
+        return f"{fmean(values(seeds, 'epochs')):.0f}"
+    if column == "compute":
+        return f"{fmean(values(seeds, 'samples')) / fmean(values(seeds_of(file, 'finetune'), 'samples')):.2f} ×"
+    if column == "worst":
+        return number(100 * min(values(seeds, "old_accuracy")), 0)
+    mean, std = mean_and_std(values(seeds, column))
+    return number(100 * mean) + (f" ± {100 * std:.1f}" if len(seeds) > 1 else "")
+
+
+def difference_cell(file: str, row: dict[str, str], column: str) -> str:
+    """The difference of two methods in points, with Student's 95 % interval and the seeds won; bold where zero is outside."""
+    ours, theirs = seeds_of(file, row["row"]), seeds_of(file, row["minus"])
+    if ours.keys() != theirs.keys():
+        raise TableError(f"{row['row']} has the seeds {sorted(ours)}, {row['minus']} has {sorted(theirs)}")
+    found = paired(values(ours, column), values(theirs, column))
+    low, high = (number(100 * (found.mean + sign * found.half_width), sign=True) for sign in (-1, 1))
+    mean = number(100 * found.mean, sign=True)
+    return f"{f'**{mean}**' if found.distinguishable else mean} ({low} to {high}; {found.won} of {found.pairs})"
+
+
+def shown(method: str) -> str:
+    """A method of a file as a page shows it: the expression as code, its strengths behind it."""
+    name, _, strengths = method.rpartition(".csv: ")[2].partition(" ")
+    return f"`{name}` {strengths}".strip()
+
+
+def seeds_of(file: str, method: str) -> Seeds:
+    """What one method has come to, by seed."""
+    other, _, name = method.rpartition(".csv: ")
+    path = f"{other}.csv" if other else file
+    found = {int(line["seed"]): line for line in lines_of(path) if line["method"] == name}
+    if not found:
+        raise TableError(
+            f"results/{path} has no method {name!r}; it has {sorted({r['method'] for r in lines_of(path)})}"
+        )
+    return found
+
+
+def values(seeds: Seeds, column: str) -> list[float]:
+    """One column, seed by seed."""
+    texts = [seeds[seed].get(column, "") for seed in sorted(seeds)]
+    if "" in texts:
+        raise TableError(f"{seeds[min(seeds)]['method']} has no {column}")
+    return [float(text) for text in texts]
+
+
+@cache
+def lines_of(path: str) -> list[dict[str, str]]:
+    """The lines of a file under `results/`."""
+    with (ROOT / "results" / path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    main()
