@@ -17,7 +17,7 @@ A benchmark file names it, `experiment = "coin.py:Coin"`, and `afec run coin.tom
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -198,9 +198,9 @@ class Experiment(ABC):
         return tuple(sorted(method.split("+")))
 
     @classmethod
-    def known_terms(cls) -> Iterable[str]:
-        """The names that settings can be given for; empty: any."""
-        return ()
+    def title(cls, method: str) -> str:
+        """The method as tables call it."""
+        return method
 
     @classmethod
     def complete_term(cls, term: str, settings: Section) -> Section:

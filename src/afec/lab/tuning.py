@@ -120,7 +120,8 @@ def stages(config: RunConfig, *, together: bool) -> list[tuple[str, tuple[str, .
     found = config.kind.stages(config.method, together=together)
     if not any(terms for _, terms in found):
         raise SpecError(f"{config.method} has nothing to tune; give a method with a strength, such as ewc or ewc+afec")
-    return [(method + config.label.removeprefix(config.method), terms) for method, terms in found]
+    suffix = f"@{config.variant}" if config.variant else ""
+    return [(method + suffix, terms) for method, terms in found]
 
 
 @dataclass(frozen=True)
