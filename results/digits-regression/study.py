@@ -18,15 +18,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from afec.lab.watch import Watch
 from rich.console import Console
 
 from afec.files import write_text
 from afec.lab import Job, RunDirectory, available_cores, execute, load_benchmark, resolve
-from afec.lab.watch import Watch
-from afec.report.drawn import draw_figure
 from afec.report.figures import trade_off
-from afec.report.sheet import ordered
-from afec.report.table import lines
+from afec.report.plot import draw_figure
+from afec.report.rows import ordered, rows_of
 
 BENCHMARK = load_benchmark("digits-regression")
 TUNING, SEEDS = range(100, 103), range(5)
@@ -261,7 +260,7 @@ def draw(study: Study, path: Path) -> None:
         found = [(trial.job(seed).config, study.of(trial, seed)) for seed in TUNING]
         runs += found if all(run.done for _, run in found) else []
     title = "Old against new task over λ (written at each point): validation images, mean ± std of seeds 100–102"
-    draw_figure(path, trade_off(ordered(lines(runs, "validation"))), title)
+    draw_figure(path, trade_off(ordered(rows_of(runs, "validation"))), title)
 
 
 def write(path: Path, lines: Sequence[Sequence[Any]]) -> None:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from afec.report.picture import load_weights
 from torch import nn
 
 import afec
@@ -17,7 +18,6 @@ from afec.lab.spec import SpecError, load_benchmark, load_tuned
 from afec.learner import Machine, Memo, Schedule, Transferred
 from afec.learner.fit import Fit
 from afec.learner.tasks import Batches
-from afec.report.picture import load_weights
 from afec.report.reading import read
 from afec.streams import Split
 from damaged_files import changed, damaged, reads_or_says, try_all

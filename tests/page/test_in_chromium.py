@@ -13,8 +13,9 @@ import pytest
 from small_study import EVIL, rename, write_study
 
 from afec.cli import main
+from afec.experiments.supervised import write_transfers
 from afec.lab import find_runs
-from afec.learner import Transferred
+from afec.learner import LinearProbe
 from written_runs import learned, written
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def widest(tmp_path_factory):
             matrix = learned(20, 0.5 + 0.01 * place, 0.02 * seed, 0.01)
             sets = {"training": {"lr": 0.0123456}} if method == "si" else {}
             _, run = written(root, method, seed, matrix, (4,) * 20, (0,) * 20, "cifar100-sc", **sets)
-            run.write_transfer([Transferred("other", 0.5, 0.4321, 10)])
+            write_transfers(run.path, [LinearProbe("other", 0.5, 0.4321, 10)])
             run.finish({"cpu_seconds": 123456.0 + seed, "peak_memory_mb": 12345.0 + seed})
     hurt = find_runs(root)[0]
     (hurt.path / "DONE").unlink()

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from afec.report.reading import Runs
-from afec.report.table import Line, lines, one_problem, problems
+from afec.report.rows import Row, one_problem, problems, rows_of
 
-__all__ = ["PANELS", "Series", "series_of", "strengths"]
-
-PANELS = {"old_accuracy": "old tasks", "new_accuracy": "new task", "aac": "average"}
+__all__ = ["Series", "series_of", "strengths"]
 
 
 @dataclass
@@ -18,18 +16,18 @@ class Series:
     """One method along its strengths, everything else alike."""
 
     label: str
-    points: dict[float, Line] = field(default_factory=dict)
+    points: dict[float, Row] = field(default_factory=dict)
     """By λ."""
 
 
 def strengths(runs: Runs) -> dict[str, list[Series]]:
     """The series of each regulariser (`ewc`, `mas`, …) that have at least two strengths; the runs must be of one problem."""
     one_problem(runs)
-    groups = problems(lines(runs))
+    groups = problems(rows_of(runs))
     return series_of(groups[0][1] if groups else [])
 
 
-def series_of(rows: Sequence[Line]) -> dict[str, list[Series]]:
+def series_of(rows: Sequence[Row]) -> dict[str, list[Series]]:
     """The same of the rows of one problem."""
     found: dict[tuple[str, str], Series] = {}
     regulariser: dict[tuple[str, str], str] = {}
@@ -41,7 +39,7 @@ def series_of(rows: Sequence[Line]) -> dict[str, list[Series]]:
         rest = {**row.config.settings, term: {k: v for k, v in row.config.settings[term].items() if k != "strength"}}
         key = (row.config.label, repr((rest, row.config.training)))
         # Without λ the label is what the series has in common.
-        label = Line(replace(row.config, settings=rest)).name
+        label = Row(replace(row.config, settings=rest)).name
         found.setdefault(key, Series(label)).points[float(row.config.settings[term]["strength"])] = row
         regulariser[key] = term
     result: dict[str, list[Series]] = {}

@@ -9,9 +9,9 @@ import numpy as np
 from markupsafe import Markup
 
 from afec.report.chart import Bars, Chart, Heat, Lines, Trace
-from afec.report.circle import EDGE, REACH, Panel
-from afec.report.markup import clean, tag
-from afec.report.paired import number
+from afec.report.circles import EDGE, REACH, Panel
+from afec.report.html import clean, tag
+from afec.report.statistics import number
 
 __all__ = ["draw", "draw_circle", "marker", "ticks"]
 
@@ -78,8 +78,8 @@ def _lines(chart: Lines) -> Markup:
     tall = [y + sign * s for t in traces for y, s in zip(t.y, _known(t.spread), strict=True) for sign in (-1, 1)]
     sides = [(t, _known(t.spread_x) or [0.0] * len(t.x)) for t in traces]
     wide = [across(x) + sign * s for t, side in sides for x, s in zip(t.x, side, strict=True) for sign in (-1, 1)]
-    y_low, y_high = _range(tall, 0.0, 100.0)
-    x_low, x_high = _range(wide) if chart.bands else _range(wide, 0.0, 100.0)
+    y_low, y_high = _range(tall, *chart.limits)
+    x_low, x_high = _range(wide) if chart.bands else _range(wide, *chart.limits)
     y_ticks = [(y, f"{y:g}") for y in ticks(y_low, y_high)]
     left = NAME + DIGIT * max((len(name) for _, name in y_ticks), default=1)
 
@@ -227,7 +227,7 @@ def _heat(chart: Heat) -> Markup:
     cells: dict[int, list[str]] = {}
     for (i, j), value in np.ndenumerate(chart.values):
         if math.isfinite(value):
-            level = min(int(value / 100 * LEVELS), LEVELS - 1)
+            level = min(int(chart.level(value) * LEVELS), LEVELS - 1)
             cells.setdefault(level, []).append(f"M{j} {i}h1v1h-1z")
     parts = [tag("path", d="".join(cells[level]), class_=f"h{level}") for level in sorted(cells)]
     # The diagonal: a task just after it was learned.
@@ -236,12 +236,13 @@ def _heat(chart: Heat) -> Markup:
     if columns <= 10:
         for (i, j), value in np.ndenumerate(chart.values):
             if math.isfinite(value):
-                bright = "on-light" if value >= 55 else "on-dark"
+                bright = "on-light" if chart.level(value) >= 0.55 else "on-dark"
                 x, y = f"{j + 0.5:g}", f"{i + 0.64:g}"
-                parts.append(tag("text", f"{value:.0f}", x=x, y=y, text_anchor="middle", class_=bright))
-    values = ";".join(",".join("" if math.isnan(v) else f"{v:.0f}" for v in row) for row in chart.values)
+                parts.append(tag("text", number(value, chart.digits), x=x, y=y, text_anchor="middle", class_=bright))
+    said = [["" if math.isnan(v) else number(v, chart.digits) + chart.unit for v in row] for row in chart.values]
+    values = ";".join(map(",".join, said))
     names = "\n".join(clean(name, 60) for name in chart.names)
-    label = f"{chart.title}: accuracy of each task (columns) after each task (rows), in %"
+    label = f"{chart.title}: {chart.score} of each task (columns) after each task (rows)"
     return tag(
         "svg", *parts, viewBox=f"-0.1 -0.1 {columns + 0.2:g} {rows + 0.2:g}", role="img", aria_label=label,
         class_="heat", data_v=values, data_names=names, data_s=chart.title,
