@@ -15,9 +15,9 @@ from afec.experiments.supervised import write_transfers
 from afec.lab import RunDirectory, find_runs, resolve, run
 from afec.lab.spec import SpecError, load_benchmark, parse_benchmark
 from afec.learner import LinearProbe
+from afec.report.figures import series_of
 from afec.report.reading import read
 from afec.report.rows import problems, rows_of
-from afec.report.strength import strengths
 from stopped_runs import run_until
 from written_runs import after_two, written
 
@@ -81,7 +81,7 @@ def test_the_tables_as_markdown(runs, tmp_path):
 
 def test_strengths_are_the_lines_of_each_lambda(runs):
     found = [(d.config, d) for d in find_runs(runs) if d.config.stream["setting"] == "two-task"]
-    series = strengths(found)
+    series = series_of(rows_of(found))
     assert set(series) == {"ewc"}
     assert {one.label: sorted(one.points) for one in series["ewc"]} == {
         "ewc": [10.0, 1000.0],

@@ -234,7 +234,7 @@ def test_a_figure_is_saved_as_svg_and_as_png(browser, page):
     assert names == ["study1-accuracy-1.svg", "study1-accuracy-1.png"]
     assert png[1:4] == "PNG"
     drawn = [one.text for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
-    assert drawn[0] == "Averaged accuracy over the tasks"  # by itself it says what it shows, and of whom
+    assert drawn[0] == "AAC over the tasks so far"  # by itself it says what it shows, and of whom
     assert {"finetune", "ewc (λ=30)", "ewc@equal-compute (λ=30)"} <= set(drawn)
     assert browser.complaints == []
 

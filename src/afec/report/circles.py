@@ -51,12 +51,8 @@ def _panel(learner: Learner, task: Task) -> Panel:
     assert isinstance(task.decode, Arrangement), "a regression on the circle"
     angles = task.decode.directions(outputs)
     points = torch.stack((angles.cos(), angles.sin()), dim=1) if task.decode.output == "angle" else outputs
-    return Panel(
-        points=points.numpy(),
-        classes=task.labels(task.test).numpy(),
-        targets=task.decode.points.numpy(),
-        accuracy=task.accuracy(outputs, task.test),
-    )
+    classes, targets = task.labels(task.test).numpy(), task.decode.points.numpy()
+    return Panel(points.numpy(), classes, targets, task.accuracy(outputs, task.test))
 
 
 def draw_circles(

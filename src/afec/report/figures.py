@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,8 @@ from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
 from afec.report.reading import mean
 from afec.report.rows import Row
 from afec.report.statistics import mean_and_std, number
-from afec.report.strength import Series, series_of
 
-__all__ = ["FIGURES", "MOST", "figures_of", "shown_rows"]
+__all__ = ["FIGURES", "MOST", "Series", "figures_of", "series_of", "shown_rows"]
 
 CAPTIONS = {
     "accuracy": "The mean {score} of all the tasks learned so far, after each of them.",
@@ -25,27 +25,19 @@ CAPTIONS = {
     "incremental accuracy.",
     "new-tasks": "The {score} of each task just after it was learned: where holding on to the old tasks hinders a new one, "
     "it is seen here.",
-    "transfer": (
-        "Forward transfer: what having learned other tasks does for a new one, before it is learned (the paper's "
-        "formula; with a fresh head for each task it is near zero whatever the method does) and after, against the "
-        "same task learned alone from random weights. Backward transfer: what old tasks have gained or lost since "
-        "they were learned. Whiskers: ± one standard deviation."
-    ),
-    "matrix": (
-        "The {score} of every task (columns) after each step (rows; the first row is at random initialisation), "
-        "the mean over the seeds. On the diagonal a task is new; below it, old; above it, not learned yet. "
-        "Dark is {low}, bright is {high}."
-    ),
-    "strength": (
-        "Over the seeds that every strength has, with and without AFEC. These are test scores: for choosing a "
-        "strength there is `afec tune`."
-    ),
+    "transfer": "Forward transfer: what having learned other tasks does for a new one, before it is learned (the paper's "
+    "formula; with a fresh head for each task it is near zero whatever the method does) and after, against the "
+    "same task learned alone from random weights. Backward transfer: what old tasks have gained or lost since "
+    "they were learned. Whiskers: ± one standard deviation.",
+    "matrix": "The {score} of every task (columns) after each step (rows; the first row is at random initialisation), "
+    "the mean over the seeds. On the diagonal a task is new; below it, old; above it, not learned yet. "
+    "Dark is {low}, bright is {high}.",
+    "strength": "Over the seeds that every strength has, with and without AFEC. These are test scores: for choosing a "
+    "strength there is `afec tune`.",
     "trade-off": "After the last task; further to the upper right is better. ",
-    "cost": (
-        "Compute: samples learned from or measured on, θ_e, Fisher and importance included. A training that no guard touches "
-        "(the first task, θ_e) is done once and shared between runs, so time can be less than compute says. Memory: "
-        "the peak of the process."
-    ),
+    "cost": "Compute: samples learned from or measured on, θ_e, Fisher and importance included. A training that no guard "
+    "touches (the first task, θ_e) is done once and shared between runs, so time can be less than compute says. Memory: "
+    "the peak of the process.",
 }
 BANDS = " Bands: ± one standard deviation over the seeds."
 ERROR_BARS = (
@@ -110,10 +102,10 @@ def transfer(rows: Rows) -> Figure:
         "fwt_vs_scratch": "FWT against learning from scratch",
         "bwt": "BWT",
     }
-    charts = [
-        _bars(rows, shown, title, kind.difference, partial(_metric, metric=metric), kind.factor, kind.digits)
-        for metric, title in panels.items()
-    ]
+    charts = []
+    for metric, title in panels.items():
+        values = [(row, [kind.factor * value for value in row.values(metric)]) for row in shown]
+        charts.append(_bars(rows, values, title, kind.difference, kind.digits))
     known = any("scratch" in row.config.method for row in rows)
     caption = CAPTIONS["transfer"] + more + ("" if known else NO_SCRATCH)
     return _of_several_seeds(shown, _figure("transfer", "Knowledge transfer", caption, *charts))
@@ -132,11 +124,21 @@ def matrices(rows: Rows) -> Figure:
     if math.isinf(high - low):  # then as far as the numbers go, the same in every map
         known = [value for _, values in means for value in values[np.isfinite(values)]] or [0.0]
         low, high = float(min(known)), float(max(known))
+    digits = 0 if high - low > 20 else kind.digits
     charts = [
-        Heat(row.label, values, row.every_reading[0].names, len(row.readings), kind.title, kind.in_unit, (low, high))
+        Heat(
+            row.label,
+            values,
+            row.every_reading[0].names,
+            len(row.readings),
+            kind.title,
+            kind.in_unit,
+            (low, high),
+            digits,
+        )
         for row, values in means
     ]
-    ends = {"low": f"{number(low, 0)}{kind.in_unit}", "high": f"{number(high, 0)}{kind.in_unit}"}
+    ends = {"low": f"{number(low, digits)}{kind.in_unit}", "high": f"{number(high, digits)}{kind.in_unit}"}
     caption = CAPTIONS["matrix"].format(score=kind.title, **ends) + more
     return _figure("matrix", f"The {kind.name} of every task after every task, A[i, j]", caption, *charts)
 
@@ -150,66 +152,36 @@ def strength(rows: Rows) -> Figure:
     except ValueError as error:
         return Figure("strength", title, "", missing=str(error))
     charts = []
-    first = _first_colours(found)
-    for regulariser, every in found.items():
+    for regulariser, every in _coloured(found).items():
         for metric, name in ((parts.old, "old tasks"), (parts.new, "new task"), (parts.average, "average")):
-            traces = []
-            for place, series in enumerate(every[:MOST], start=first[regulariser]):
-                weights = sorted(series.points)
-                pairs = [_shown(series.points[w], metric) for w in weights]
-                seeds = min(len(point.metrics) for point in series.points.values())
-                means, spreads = zip(*pairs, strict=True)
-                marks = tuple(f"λ={w:g}" for w in weights)
-                traces.append(Trace(series.label, place, tuple(weights), means, spreads, seeds, marks=marks))
-            title_of = f"{regulariser}: {name}"
-            charts.append(Lines(title_of, "strength λ", _axis(kind), tuple(traces), log_x=True, limits=_limits(kind)))
+            traces = tuple(_along(*one, metric) for one in every)
+            heading = f"{regulariser}: {name}"
+            charts.append(Lines(heading, "strength λ", _axis(kind), traces, log_x=True, limits=_limits(kind)))
     return _figure("strength", title, CAPTIONS["strength"], *charts)
 
 
 def trade_off(rows: Rows) -> Figure:
-    """Old tasks against the new one."""
-    title = "Old tasks against the new one"
+    """Old tasks against the new one: along the strengths of a grid, or one point for each row."""
+    title, arms = "Old tasks against the new one", "Arms: ± one standard deviation over the seeds."
     kind, parts = rows[0].kind, rows[0].parts
     x_label, y_label = (f"{name}, {kind.unit}" if kind.unit else name for name in ("old tasks", "new task"))
+    shown, more = shown_rows(rows)
     try:
-        grids = series_of(rows)
+        groups = _coloured(series_of(rows))
     except ValueError:
-        grids = {}
+        groups = {}
+    alone = not groups
+    if alone:
+        groups = {"old against new": [(Series(row.label, {0.0: row}), _colour(rows, row)) for row in shown]}
     charts = []
-    first = _first_colours(grids)
-    for regulariser, every in grids.items():
-        traces = []
-        for place, series in enumerate(every[:MOST], start=first[regulariser]):
-            points = [series.points[w] for w in sorted(series.points)]
-            old, new = ([_shown(point, metric) for point in points] for metric in (parts.old, parts.new))
-            marks = tuple(f"λ={w:g}" for w in sorted(series.points))
-            seeds = min(len(p.metrics) for p in points)
-            traces.append(
-                Trace(
-                    series.label,
-                    place,
-                    *_columns(old)[:1],
-                    *_columns(new),
-                    seeds,
-                    marks=marks,
-                    spread_x=_columns(old)[1],
-                )
-            )
-        charts.append(Lines(regulariser, x_label, y_label, tuple(traces), bands=False, limits=_limits(kind)))
-    if not charts:
-        shown, more = shown_rows(rows)
-        traces = []
-        for row in shown:
-            old_one, new_one = _shown(row, parts.old), _shown(row, parts.new)
-            x, y, spread, side = ((value,) for value in (old_one[0], *new_one, old_one[1]))
-            traces.append(Trace(row.label, _colour(rows, row), x, y, spread, len(row.metrics), spread_x=side))
-        traces = [one for one in traces if not math.isnan(one.x[0] + one.y[0])]
-        chart = Lines("old against new", x_label, y_label, tuple(traces), bands=False, limits=_limits(kind))
-        charts = [chart] if traces else []
-        caption = f"{CAPTIONS['trade-off']}Arms: ± one standard deviation over the seeds.{more}"
-        return _of_several_seeds(shown, _figure("trade-off", title, caption, *charts))
-    more = "Each line goes along the strengths of one method. Arms: ± one standard deviation over the seeds."
-    return _figure("trade-off", title, CAPTIONS["trade-off"] + more, *charts)
+    for name, every in groups.items():
+        found = [_along(*one, parts.new, parts.old, marks=not alone) for one in every]
+        traces = tuple(one for one in found if not math.isnan(one.x[0] + one.y[0]))
+        charts += [Lines(name, x_label, y_label, traces, bands=False, limits=_limits(kind))] if traces else []
+    if alone:
+        return _of_several_seeds(shown, _figure("trade-off", title, CAPTIONS["trade-off"] + arms + more, *charts))
+    caption = f"{CAPTIONS['trade-off']}Each line goes along the strengths of one method. {arms}"
+    return _figure("trade-off", title, caption, *charts)
 
 
 def cost(rows: Rows) -> Figure:
@@ -218,15 +190,13 @@ def cost(rows: Rows) -> Figure:
     unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune"])
     charts = []
     if unit > 0:
-
-        def compute(row: Row) -> list[float]:
-            return [samples / unit for samples in row.samples.values()]
-
-        charts.append(_bars(rows, shown, "compute, relative to finetune", "×", compute, 1, 2))
+        compute = [(row, [samples / unit for samples in row.samples.values()]) for row in shown]
+        charts.append(_bars(rows, compute, "compute, relative to finetune", "×", 2))
     for key, title, name in (("cpu_seconds", "CPU time", "s"), ("peak_memory_mb", "peak memory", "MB")):
-        values = [value for row in shown for value in _spent(row, key)]
-        scale, unit_name = (1 / 3600, "h") if name == "s" and values and max(values) > 7200 else (1, name)
-        charts.append(_bars(rows, shown, title, unit_name, partial(_spent, key=key), scale))
+        most = max((value for row in shown for value in row.spent(key)), default=0)
+        scale, unit_name = (1 / 3600, "h") if name == "s" and most > 7200 else (1, name)
+        values = [(row, [scale * value for value in row.spent(key)]) for row in shown]
+        charts.append(_bars(rows, values, title, unit_name))
     return _figure("cost", "What each method costs", CAPTIONS["cost"] + more, *charts)
 
 
@@ -241,10 +211,6 @@ FIGURES: dict[str, Callable[[Rows], Figure]] = {
 }
 
 
-def _metric(row: Row, metric: str) -> list[float]:
-    return row.values(metric)
-
-
 def _shown(row: Row, metric: str) -> tuple[float, float]:
     """Mean and standard deviation as they are shown."""
     return mean_and_std([row.kind.factor * value for value in row.values(metric)])
@@ -256,10 +222,6 @@ def _axis(kind: ScoreKind) -> str:
 
 def _limits(kind: ScoreKind) -> tuple[float, float]:
     return kind.factor * kind.low, kind.factor * kind.high
-
-
-def _spent(row: Row, key: str) -> list[float]:
-    return [one.cost[key] for one in row.readings.values() if key in one.cost]
 
 
 def shown_rows(rows: Rows, *, scratch: bool = False) -> tuple[list[Row], str]:
@@ -285,16 +247,23 @@ def _curve(rows: Rows, row: Row, curves: Sequence[NDArray[np.float64]]) -> Trace
     return Trace(row.label, _colour(rows, row), x, *_columns(pairs), len(curves), dashed=row.config.reference)
 
 
-def _bars(
-    rows: Rows, shown: Rows, title: str, unit: str, values: Callable[[Row], list[float]], scale: float, digits: int = 1
-) -> Bars:
+def _along(series: Series, colour: int, metric: str, across: str = "", *, marks: bool = True) -> Trace:
+    """One method along its strengths: a metric against λ, or against the metric `across`."""
+    points = [series.points[weight] for weight in sorted(series.points)]
+    y, spread = _columns([_shown(point, metric) for point in points])
+    x, side = _columns([_shown(point, across) for point in points]) if across else (tuple(sorted(series.points)), ())
+    names = tuple(f"λ={weight:g}" for weight in sorted(series.points)) if marks else ()
+    seeds = min(len(point.metrics) for point in points)
+    return Trace(series.label, colour, x, y, spread, seeds, marks=names, spread_x=side)
+
+
+def _bars(rows: Rows, shown: Sequence[tuple[Row, list[float]]], title: str, unit: str, digits: int = 1) -> Bars:
     traces = []
-    for row in shown:
-        known = [scale * value for value in values(row)]
-        if known and not any(map(math.isnan, known)):
-            centre, spread = mean_and_std(known)
+    for row, values in shown:
+        if values and not any(map(math.isnan, values)):
+            centre, spread = mean_and_std(values)
             dashed = row.config.reference
-            traces.append(Trace(row.label, _colour(rows, row), (0,), (centre,), (spread,), len(known), dashed=dashed))
+            traces.append(Trace(row.label, _colour(rows, row), (0,), (centre,), (spread,), len(values), dashed=dashed))
     return Bars(title, unit, tuple(traces), digits)
 
 
@@ -343,9 +312,52 @@ def _spread_in_words(charts: Sequence[Chart]) -> str:
     return (BANDS if False in kinds else "") + (ERROR_BARS if True in kinds else "")
 
 
-def _first_colours(found: Mapping[str, Sequence[Series]]) -> dict[str, int]:
-    """The first colour of each regulariser: charts of one figure share a legend, so no colour may stand for two methods."""
-    first, used = {}, 0
-    for regulariser, every in found.items():
-        first[regulariser], used = used, used + len(every[:MOST])
-    return first
+@dataclass
+class Series:
+    """One method along its strengths, everything else alike."""
+
+    label: str
+    points: dict[float, Row] = field(default_factory=dict)
+    """The rows by their λ."""
+
+
+def series_of(rows: Rows) -> dict[str, list[Series]]:
+    """The series of each regulariser (`ewc`, `mas`, …) that have at least two strengths, of the rows of one problem."""
+    found: dict[str, dict[str, Series]] = {}
+    for row in rows:
+        strong = [term for term, settings in row.config.settings.items() if "strength" in settings]
+        if len(strong) == 1:
+            term = strong[0]
+            own = {key: value for key, value in row.config.settings[term].items() if key != "strength"}
+            alike = replace(row.config, settings={**row.config.settings, term: own})
+            key = repr((alike.label, alike.settings, alike.training))
+            series = found.setdefault(term, {}).setdefault(key, Series(Row(alike).name))
+            series.points[float(row.config.settings[term]["strength"])] = row
+    grids = {term: [one for one in every.values() if len(one.points) > 1] for term, every in found.items()}
+    grids = {term: every for term, every in grids.items() if every}
+    if not grids:
+        raise ValueError(
+            "there is no method with two strengths among the finished runs; run a grid first, e.g. "
+            "`--set method.ewc.strength=10,100,1000`"
+        )
+    for term, every in grids.items():
+        _keep_common_seeds(term, every)
+    return grids
+
+
+def _keep_common_seeds(name: str, every: Sequence[Series]) -> None:
+    """A point of other seeds than its neighbour would be compared with it all the same."""
+    common = set.intersection(*(set(row.metrics) for series in every for row in series.points.values()))
+    if not common:
+        raise ValueError(
+            f"no seed has all strengths of {name}, with and without AFEC; run what is missing, or use --where"
+        )
+    for series in every:
+        for weight, row in series.points.items():  # the rows themselves belong to the table
+            series.points[weight] = replace(row, metrics={seed: row.metrics[seed] for seed in common})
+
+
+def _coloured(found: Mapping[str, Sequence[Series]]) -> dict[str, list[tuple[Series, int]]]:
+    """The series with their colours: charts of one figure share a legend, so no colour may stand for two methods."""
+    colours = itertools.count()
+    return {regulariser: [(one, next(colours)) for one in every[:MOST]] for regulariser, every in found.items()}

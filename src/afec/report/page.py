@@ -65,12 +65,8 @@ class Study:
     def labelled(self) -> list[tuple[str, Reading]]:
         """Every run with the label of its row, strengths included, in the order of the rows."""
         places = {(row.config.label, row.config.hash): place for place, row in enumerate(self.rows)}
-        found = []
-        for one in self.readings:
-            assert one.config
-            found.append((places[one.config.label, one.config.hash], one))
-        found.sort(key=lambda pair: (pair[0], pair[1].run.seed))
-        return [(self.rows[place].label, one) for place, one in found]
+        found = [(places[one.config.label, one.config.hash], one) for one in self.readings if one.config]
+        return [(self.rows[place].label, one) for place, one in sorted(found, key=lambda x: (x[0], x[1].run.seed))]
 
     @property
     def average(self) -> str:
@@ -96,23 +92,19 @@ class Study:
 
 def studies(readings: Sequence[Reading], cache: TileCache | None = None) -> list[Study]:
     """The sections; runs that cannot be read at all belong to none. Without `cache` there are no images from weights."""
-    known = [one for one in readings if one.config]
-    rows = rows_of_readings(known)
+    rows = rows_of_readings(readings)
     have = {(row.config.benchmark, row.config.label, row.config.hash) for row in rows}
-    for one in known:  # rows of which no run is finished yet
-        assert one.config
-        key = (one.config.benchmark, one.config.label, one.config.hash)
-        if key not in have:
-            have.add(key)
-            rows.append(Row(one.config))
+    mine: dict[str, list[Reading]] = {}
+    for one in readings:
+        if config := one.config:
+            mine.setdefault(Row(config).problem, []).append(one)
+            if (key := (config.benchmark, config.label, config.hash)) not in have:  # no run of it is finished yet
+                have.add(key)
+                rows.append(Row(config))
     named: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         named.setdefault((row.config.benchmark, row.config.scale), []).append(row)
     groups = [group for alike in named.values() for group in problems(alike)]
-    mine: dict[str, list[Reading]] = {}
-    for one in known:
-        assert one.config
-        mine.setdefault(Row(one.config).problem, []).append(one)
     return [
         _study(f"study{place}", mark, ordered(group), mine[group[0].problem], cache)
         for place, (mark, group) in enumerate(groups, start=1)
@@ -123,9 +115,8 @@ def _study(key: str, mark: str, rows: list[Row], readings: list[Reading], cache:
     finished = [row for row in rows if row.metrics]
     config, tables = rows[0].config, tables_of(rows, mark)
     seeds: dict[tuple[str, str], list[int]] = {}
-    for one in readings:
-        assert one.config
-        seeds.setdefault((one.config.label, one.config.hash), []).append(one.run.seed)
+    for one, found in [(one, one.config) for one in readings if one.config]:
+        seeds.setdefault((found.label, found.hash), []).append(one.run.seed)
     exports = [("LaTeX", to_latex(tables)), ("Markdown", to_markdown(tables)), ("CSV", to_csv(finished))]
     return Study(
         key,

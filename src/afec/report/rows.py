@@ -100,6 +100,10 @@ class Row:
         """One metric, seed by seed; NaN where it does not exist."""
         return [self.metrics[seed].get(metric, math.nan) for seed in (sorted(self.metrics) if seeds is None else seeds)]
 
+    def spent(self, key: str) -> list[float]:
+        """What its finished runs have cost: `cpu_seconds` or `peak_memory_mb`, of those that say it."""
+        return [one.cost[key] for one in self.readings.values() if key in one.cost]
+
 
 def _number(value: float) -> str:
     try:

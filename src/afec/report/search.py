@@ -22,13 +22,8 @@ def trials_table(tuned: Tuned) -> Table:
     """Every trial with its validation score and standard error; what is taken of each stage in bold."""
     kind, choices = tuned.kind.score, tuned.choices
     title = f"tuning of {tuned.method}: validation {kind.title}, mean ± std over the seeds"
-    columns = (
-        Column("stage", kind="text"),
-        Column("settings", kind="text"),
-        Column(f"validation {kind.average}"),
-        Column("standard error"),
-        Column("", kind="text"),
-    )
+    words = [Column(name, kind="text") for name in ("stage", "settings", "")]
+    columns = (*words[:2], Column(f"validation {kind.average}"), Column("standard error"), words[2])
     rows = tuple(_row(trial, choices[trial.stage], kind) for trial in tuned.trials)
     return Table(
         "trials", title, columns, rows, f"{kind.average}: the mean over all tasks after the last one. Bold: taken."

@@ -20,10 +20,11 @@ from afec.report.table import UNKNOWN, Cell, Column, Table, print_table
 
 __all__ = ["after_tasks", "differences", "metrics_of", "print_tables", "results", "score_cell", "tables_of", "to_csv"]
 
+Columns = list[tuple[Column, list[Cell]]]
 AFTER = (2, 5, 10, 20, 25, 50, 100)
 TASK = {
     "aac": "{average}: the mean test {score} of all tasks after the last one was learned",
-    "old_accuracy": "old tasks: the same without the last task",
+    "old_accuracy": "old tasks: the mean of all tasks but the last one",
     "new_accuracy": "new task: the last task alone",
     "mean_new_task_accuracy": "each new task: the mean {score} of each task just after it was learned",
     "bwt": "BWT (backward transfer): what old tasks have gained or lost since they were learned",
@@ -35,7 +36,7 @@ TASK = {
 CLASS = {
     "average_incremental_accuracy": "average incremental: test accuracy over all classes so far, the mean over all phases with "
     "the base phase",
-    "final_accuracy": "all classes: the same after the last phase",
+    "final_accuracy": "all classes: accuracy over all classes after the last phase",
     "old_class_accuracy": "old classes: after the last phase, over the classes of all phases before it",
     "new_class_accuracy": "new classes: after the last phase, over its own classes",
 }
@@ -75,45 +76,31 @@ def print_tables(console: Console, runs: Runs) -> None:
 
 def results(rows: Sequence[Row], mark: str = "") -> Table:
     """Every metric, with the paper's average, and the cost."""
-    kind, tasks = rows[0].kind, max(map(_tasks, rows))
-    columns = metrics_of(rows[0])
-    metrics = [m for m in columns if any(not math.isnan(v) for row in rows for v in row.values(m))]
+    kind, names, tasks = rows[0].kind, metrics_of(rows[0]), max(map(_tasks, rows))
+    metrics = [m for m in names if any(not math.isnan(v) for row in rows for v in row.values(m))]
     papers = {
         "aac": [published(row.config, tasks) for row in rows],
         "transfer": [published_transfer(row.config) for row in rows],
     }
-    papers = {m: found for m, found in papers.items() if m in metrics and any(found)}
     unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune" and row.samples])
-    seeds = {seed for row in rows for seed in row.metrics}
-    head, body = [Column("method", kind="label")], [[_label(row, len(seeds))] for row in rows]
+    seeds = len({seed for row in rows for seed in row.metrics})
+    columns: Columns = [(Column("method", kind="label"), [_label(row, seeds) for row in rows])]
     for metric in metrics:
-        values = [row.values(metric) for row in rows]
-        best = _best(rows, values, lower=metric in LOWER_IS_BETTER)
-        head.append(columns[metric])
-        for place, line in enumerate(body):
-            line.append(score_cell(values[place], kind, best=place == best))
-        if metric in papers:
-            head.append(Column(f"{columns[metric].name}, paper"))
-            for line, found in zip(body, papers[metric], strict=True):
-                line.append(_paper_cell(found))
+        values, lower = [row.values(metric) for row in rows], metric in LOWER_IS_BETTER
+        columns += _scores(rows, names[metric], values, papers.get(metric, []), lower)
         if metric == metrics[0]:  # what it was bought with, where everybody looks
-            head.append(Column("compute", COMPUTE))
-            for line, row in zip(body, rows, strict=True):
-                cost = mean(row.samples.values()) / unit if unit else math.nan
-                line.append(UNKNOWN if math.isnan(cost) else Cell(f"{cost:.2f} ×", sort=cost))
-    head += [Column("epochs"), Column("CPU s"), Column("memory MB")]
-    for line, row in zip(body, rows, strict=True):
-        star = "*" if any(one.recalled for one in row.readings.values()) else ""
-        line += [
-            _cost_cell(list(row.epochs.values())),
-            _cost_cell(_spent(row, "cpu_seconds"), star),
-            _cost_cell(_spent(row, "peak_memory_mb")),
-        ]
-    recalled = RECALLED if any(one.recalled for row in rows for one in row.readings.values()) else ""
-    caption = BOLD + recalled + (f" {_scale_note(rows[0].config.scale)}" if papers else "")
-    spread = f"mean ± std of {_seeds(len(seeds))}" if len(seeds) > 1 else "one seed"
+            compute = [mean(row.samples.values()) / (unit or math.nan) for row in rows]
+            columns.append((Column("compute", COMPUTE), [_cost_cell([cost], ".2f", " ×") for cost in compute]))
+    recalled = [any(one.recalled for one in row.readings.values()) for row in rows]
+    times = [_cost_cell(row.spent("cpu_seconds"), end="*" * star) for row, star in zip(rows, recalled, strict=True)]
+    columns += [
+        (Column("epochs"), [_cost_cell(list(row.epochs.values())) for row in rows]),
+        (Column("CPU s"), times),
+        (Column("memory MB"), [_cost_cell(row.spent("peak_memory_mb")) for row in rows]),
+    ]
+    spread = f"mean ± std of {seeds} seeds" if seeds > 1 else "one seed"
     title = f"{_where(rows[0], mark)}: test {kind.title}, {spread}"
-    return Table("results", title, tuple(head), tuple(map(tuple, body)), caption)
+    return _table("results", title, columns, BOLD + RECALLED * any(recalled), rows[0].config.scale)
 
 
 def after_tasks(rows: Sequence[Row], mark: str = "") -> Table | None:
@@ -125,29 +112,46 @@ def after_tasks(rows: Sequence[Row], mark: str = "") -> Table | None:
     config, kind, pooled = rows[0].config, rows[0].kind, rows[0].pooled
     asked = (1, *AFTER) if pooled else (*AFTER, *published_after(config.benchmark))
     steps = [*sorted({k for k in asked if k < tasks}), tasks]
+    k = steps[0]
+    if pooled:
+        what = "accuracy over all classes after phase k, A_k"
+        meaning = f"A{k}: test accuracy over all classes so far after phase {k}; the other columns likewise"
+    else:
+        what = f"{kind.average} after k tasks, A_k"
+        meaning = (
+            f"A{k}: the mean test {kind.name} of the first {k} tasks just after task {k} was learned; the other columns "
+            f"likewise. A{tasks}, after the last task, is {kind.average}"
+        )
     curves = [row.curves for row in rows]
-    papers = {k: [None if pooled else published(row.config, k) for row in rows] for k in steps}
-    beside = any(any(found) for found in papers.values())
-    first = (
-        f"A{steps[0]}: test accuracy over all classes so far after phase {steps[0]}; the other columns likewise"
-        if pooled
-        else f"A{steps[0]}: the mean test {kind.name} of the first {steps[0]} tasks just after task {steps[0]} was learned; "
-        f"the other columns likewise. A{tasks}, after the last task, is {kind.average}"
-    )
-    head, body = [Column("method", kind="label")], [[Cell(row.label)] for row in rows]
+    columns: Columns = [(Column("method", kind="label"), [Cell(row.label) for row in rows])]
     for k in steps:
         values = [[float(curve[k - 1]) if k <= len(curve) else math.nan for curve in every] for every in curves]
-        best = _best(rows, values)
-        head.append(Column(f"A{k}", first if k == steps[0] else ""))
-        for place, line in enumerate(body):
-            line.append(score_cell(values[place], kind, best=place == best))
-        if any(papers[k]):
-            head.append(Column(f"A{k}, paper"))
-            for line, found in zip(body, papers[k], strict=True):
-                line.append(_paper_cell(found))
-    what = "accuracy over all classes A_k after phase k" if pooled else f"{kind.average} A_k after k tasks"
-    title = f"{_where(rows[0], mark)}: {what}{' in ' + kind.unit if kind.unit else ''}"
-    return Table("after", title, tuple(head), tuple(map(tuple, body)), _scale_note(config.scale) if beside else "")
+        papers = [] if pooled else [published(row.config, k) for row in rows]
+        columns += _scores(rows, Column(f"A{k}", meaning if k == steps[0] else ""), values, papers)
+    title = f"{_where(rows[0], mark)}: {what}{', in ' + kind.unit if kind.unit else ''}"
+    return _table("after", title, columns, "", config.scale)
+
+
+def _scores(
+    rows: Sequence[Row],
+    column: Column,
+    values: Sequence[list[float]],
+    papers: Sequence[Published | None],
+    lower: bool = False,
+) -> Columns:
+    """A column of scores, the best in bold, and beside it the paper's, where it has some."""
+    best, kind = _best(rows, values, lower=lower), rows[0].kind
+    ours = (column, [score_cell(found, kind, best=place == best) for place, found in enumerate(values)])
+    paper = (Column(f"{column.name}, paper"), [_paper_cell(found) for found in papers])
+    return [ours, paper] if any(papers) else [ours]
+
+
+def _table(key: str, title: str, columns: Columns, caption: str, scale: str) -> Table:
+    if any(cell.paper for _, cells in columns for cell in cells):
+        caption = f"{caption} {_scale_note(scale)}".strip()
+    return Table(
+        key, title, tuple(column for column, _ in columns), tuple(zip(*(c for _, c in columns), strict=True)), caption
+    )
 
 
 def differences(rows: Sequence[Row]) -> Table | None:
@@ -161,7 +165,8 @@ def differences(rows: Sequence[Row]) -> Table | None:
         Column("with AFEC", kind="label"),
         Column("against", kind="label"),
         Column("metric", kind="text"),
-        *map(Column, ("difference", "95 % bootstrap", "95 % Student's t", "seeds won", "zero is")),
+        *map(Column, ("difference", "95 % bootstrap", "95 % Student's t", "seeds won")),
+        Column("zero is", kind="text"),
     )
     caption = (
         f"Differences within seeds{', in' + kind.in_difference if kind.difference else ''}: runs of one seed share tasks, "
@@ -239,21 +244,13 @@ def _paper_cell(found: Published | None) -> Cell:
     return Cell(f"{found.mean:.2f}", "" if found.std is None else f"{found.std:.2f}", sort=found.mean, paper=True)
 
 
-def _cost_cell(values: Sequence[float], mark: str = "") -> Cell:
+def _cost_cell(values: Sequence[float], digits: str = ".0f", end: str = "") -> Cell:
     average = mean(values)
-    return UNKNOWN if math.isnan(average) else Cell(f"{average:.0f}{mark}", sort=average)
-
-
-def _spent(row: Row, key: str) -> list[float]:
-    return [one.cost[key] for one in row.readings.values() if key in one.cost]
+    return UNKNOWN if math.isnan(average) else Cell(f"{average:{digits}}{end}", sort=average)
 
 
 def _label(row: Row, seeds: int) -> Cell:
-    return Cell(row.label if len(row.metrics) == seeds else f"{row.label}, {len(row.metrics)} of {_seeds(seeds)}")
-
-
-def _seeds(number: int) -> str:
-    return f"{number} seed" if number == 1 else f"{number} seeds"
+    return Cell(row.label if len(row.metrics) == seeds else f"{row.label}, {len(row.metrics)} of {seeds} seeds")
 
 
 def _where(row: Row, mark: str) -> str:

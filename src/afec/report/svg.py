@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -111,14 +113,12 @@ def _without_gaps(trace: Trace, *, zero: bool) -> Trace:
     keep = [k for k, (x, y) in enumerate(zip(trace.x, trace.y, strict=True)) if math.isfinite(x) and math.isfinite(y)]
     keep = [k for k in keep if trace.x[k] > 0] if zero else keep
 
-    def some(values: Sequence[float]) -> tuple[float, ...]:
-        return tuple(values[k] for k in keep) if values else ()
-
-    marks = tuple(trace.marks[k] for k in keep) if trace.marks else ()
-    return Trace(
-        trace.label, trace.colour, some(trace.x), some(trace.y), some(trace.spread), trace.seeds, trace.dashed, marks,
-        some(trace.spread_x),
-    )  # fmt: skip
+    kept: dict[str, Any] = {
+        name: tuple(values[k] for k in keep)
+        for name in ("x", "y", "spread", "marks", "spread_x")
+        if (values := getattr(trace, name))
+    }
+    return replace(trace, **kept)
 
 
 def _frame(chart: Lines, left: float, x_ticks: list[tuple[float, str]], y_ticks: list[tuple[float, str]]) -> Markup:
@@ -261,13 +261,9 @@ def draw_circle(panel: Panel, label: str) -> Markup:
     for k in range(len(panel.targets)):
         mine = [points[p] for p in picked if panel.classes[p] == k and np.isfinite(points[p]).all()]
         d = "".join(f"M{x:.0f} {-y:.0f}h0" for x, y in mine)
-        ring = tag(
-            "circle", cx=float(100 * panel.targets[k][0]), cy=float(-100 * panel.targets[k][1]), r=15, class_="ring"
-        )
         x, y = float(100 * panel.targets[k][0]), float(-100 * panel.targets[k][1])
-        parts.append(
-            tag("g", tag("path", d=d or "M0 0", class_="cloud"), ring, _text(x, y + 6, str(k)), class_=f"k{k % 10}")
-        )
+        cloud, ring = tag("path", d=d or "M0 0", class_="cloud"), tag("circle", cx=x, cy=y, r=15, class_="ring")
+        parts.append(tag("g", cloud, ring, _text(x, y + 6, str(k)), class_=f"k{k % 10}"))
     edge = 100 * EDGE
     box = f"{-edge:g} {-edge:g} {2 * edge:g} {2 * edge:g}"
     words = f"{label}: {panel.accuracy:.0%} of the images nearest to their own place"

@@ -124,17 +124,13 @@ def to_markdown(tables: Sequence[Table]) -> str:
     """Tables for a text, best numbers in bold."""
     parts = []
     for table in tables:
-        lines = [f"**{clean(table.title)}**", "", _markdown_row([column.name for column in table.columns])]
+        lines = [f"**{clean(table.title)}**", "", f"| {' | '.join(column.name for column in table.columns)} |"]
         lines.append("|" + "|".join("---:" if column.kind == "number" else "---" for column in table.columns) + "|")
         for row in table.rows:
-            lines.append(_markdown_row([_markdown(*pair) for pair in zip(row, table.columns, strict=True)]))
+            lines.append(f"| {' | '.join(map(_markdown, row, table.columns))} |")
         lines += [part for text in (table.legend, table.caption) if text for part in ("", text)]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown_row(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
 
 
 def _markdown(cell: Cell, column: Column) -> str:
@@ -169,10 +165,8 @@ def to_latex(tables: Sequence[Table]) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    text = _latex(str(cell))
-    return (
-        rf"\textbf{{{text}}}" if cell.best else rf"\textit{{{text}}}" if cell.paper and cell.sort is not None else text
-    )
+    style = "textbf" if cell.best else "textit" if cell.paper and cell.sort is not None else ""
+    return rf"\{style}{{{_latex(str(cell))}}}" if style else _latex(str(cell))
 
 
 def _latex(text: str) -> str:
