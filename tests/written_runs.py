@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import math
 
-from afec.experiments import Score
-from afec.experiments.supervised import LEARNER, build
+from afec.experiments import Context, Score
 from afec.files import write_text
 from afec.lab import RunDirectory, load_benchmark, resolve
 from afec.lab.spec import merged
-from afec.learner import Learner
-from afec.methods.expression import make_method
 
 PLACE = {"afec": "0.1.0", "python": "3.11", "torch": "2.13.0", "numpy": "2", "commit": "", "host": "here", "threads": 1}
 
@@ -35,6 +32,16 @@ def written(root, method, seed, matrix, /, epochs=(4, 4), theta_e=(0, 0), benchm
     return config, directory
 
 
+def with_weights(config, directory):
+    """What the run would have left for predictions, with a net that has seen every task and learned nothing of it."""
+    made = config.build(Context(directory.seed))
+    for task in made.stream.tasks:
+        made.learner.net.begin_task(task.classes)
+        made.learner.tasks_learned.append(task.name)
+        made.learner._losses.append(task.loss)
+    made.learner.save(directory.path / "learner.safetensors", prediction_only=True)
+
+
 def after_two(old, new):
     """0.1 by chance; the first task at 0.8 when it was learned."""
     return [[0.1, 0.1], [0.8, 0.1], [old, new]]
@@ -47,13 +54,3 @@ def learned(tasks, base, gain=0.0, forget=0.02):
         old = [max(0.0, min(1.0, base + gain - forget * (after - task))) for task in range(1, after + 1)]
         rows.append([*old, *([0.2] * (tasks - after))])
     return rows
-
-
-def with_untrained_net(config, run, seed=0):
-    """What a finished run keeps for predictions, of a net before any learning."""
-    stream, net = build(config, seed)
-    method = None if config.reference else make_method(config.method, config.settings)
-    learner = Learner(net, method, progress=False)
-    learner.tasks_learned = [task.name for task in stream.tasks]
-    learner._losses = [task.loss for task in stream.tasks]
-    learner.save(run.path / LEARNER, prediction_only=True)

@@ -67,7 +67,7 @@ def test_it_is_resumed_and_tuned(mine, tmp_path, in_process, capsys):
 
 
 def test_it_keeps_the_contracts(mine):
-    check_method(lambda: load_object(mine)(strength=0.5))
+    check_method(load_object(mine), strength=0.5)
 
 
 @pytest.mark.parametrize(

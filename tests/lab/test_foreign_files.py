@@ -16,7 +16,7 @@ from afec.experiments import StoppedError
 from afec.experiments.supervised import build, training_of
 from afec.files import FileError, load_tree, save_tree
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve, run
-from afec.report.picture import draw_study
+from afec.report.study_figure import draw_study
 from small_lab import quick_config
 from stopped_runs import Token, in_task, run_until
 

@@ -19,8 +19,7 @@ from afec.learner import Learner, LinearProbe, Machine, Memo, Schedule
 from afec.learner.fit import Fit
 from afec.learner.tasks import Batches
 from afec.methods.expression import make_method
-from afec.report.picture import load_learner
-from afec.report.reading import read
+from afec.report.reading import load_learner, read
 from afec.streams import Split
 from damaged_files import changed, damaged, reads_or_says, try_all
 from small_lab import TEXT, quick_config

@@ -17,9 +17,10 @@ from afec.cli import main
 from afec.files import save_tree
 from afec.lab import find_runs
 from afec.lab.plain import plain_text
-from afec.report.export import to_latex
-from afec.report.markup import clean, tag
-from afec.report.table import lines
+from afec.report.html import clean, tag
+from afec.report.rows import rows_of
+from afec.report.study_tables import tables_of
+from afec.report.table import to_latex
 from written_runs import learned, written
 
 SECRET = "the secret of another directory"
@@ -187,7 +188,7 @@ def test_any_value_in_a_configuration_is_shown_or_named(one, tmp_path, key, valu
 
 def test_latex_takes_no_orders(one):
     rename(one, method=r"\input{/etc/passwd}$#%&_{}~^", variant="")
-    text = to_latex(lines([(run.config, run) for run in find_runs(root_of(one))]))
+    text = to_latex(tables_of(rows_of([(run.config, run) for run in find_runs(root_of(one))])))
     assert r"\input" not in text
     assert r"\textbackslash{}input\{/etc/passwd\}\$\#\%\&\_\{\}\textasciitilde{}\textasciicircum{}" in text
 
