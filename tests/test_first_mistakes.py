@@ -92,7 +92,7 @@ def test_a_word_is_no_strength():
         (["--method", "ewc+ewc"], "has one method twice; add each at most once\n"),
         (
             ["--method", "ewx"],
-            "There is: afec, ags-cl, ewc, finetune, mas, progress-compress, rwalk, si, joint, scratch",
+            "Known: afec, ags-cl, ewc, finetune, mas, progress-compress, rwalk, si, joint, scratch",
         ),
         (["--method", "ewc", "--set", "method.mas.strength=1"], "mas is part of none of the methods ewc"),
         (["--method", "ewc", "--set", "stream.tasks=7"], "digits: "),

@@ -73,6 +73,7 @@ def test_the_summary_has_every_number_under_its_name():
         assert type(value) is float
     of_classes = {"average_incremental_accuracy", "class_summary", "old_class_accuracy", "pooled_curve"}
     scalars = set(metrics.__all__) - {"aac_curve", "new_task_accuracy", "empty_matrix", "summary"} - of_classes
+    scalars -= {"ANY", "FRACTION", "Limits"}
     assert set(result) == scalars
     assert math.isnan(summary(A)["fwt_vs_scratch"])
 
@@ -247,3 +248,33 @@ def test_the_scenario_class_by_hand():
 def test_sizes_that_cannot_be(sizes):
     with pytest.raises(ValueError, match="it needs the number of test images, at least 1, of each of the 3 tasks"):
         average_incremental_accuracy(A, sizes)
+
+
+# -- scores that may be any number ----------------------------------------------------------------------------------
+
+RETURNS = np.array([[-9.0, -8.0], [30.0, -7.0], [-20.0, 1500.0]])
+
+
+def test_returns_by_hand():
+    found = summary(RETURNS, [25.0, 1400.0], limits=metrics.ANY)
+    assert found == {
+        "aac": (-20 + 1500) / 2,
+        "bwt": -50.0,
+        "forgetting": 50.0,
+        "mean_new_task_accuracy": (30 + 1500) / 2,
+        "old_accuracy": -20.0,
+        "new_accuracy": 1500.0,
+        "fwt_zero_shot": 1.0,
+        "fwt_vs_scratch": 100.0,
+    }
+    assert aac_curve(RETURNS, limits=metrics.ANY).tolist() == [30.0, 740.0]
+
+
+def test_returns_are_no_accuracies_and_infinity_is_no_return():
+    with pytest.raises(ValueError, match="accuracies are fractions from 0 to 1"):
+        summary(RETURNS)
+    for value in (math.inf, -math.inf):
+        with pytest.raises(ValueError, match="scores are finite numbers from -inf to inf"):
+            aac([[0.0], [value]], limits=metrics.ANY)
+    with pytest.raises(ValueError, match="has 3.0; scores are finite numbers from 0 to 2"):
+        bwt([[0.0], [3.0]], limits=(0, 2))

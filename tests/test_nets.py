@@ -161,8 +161,8 @@ def test_options_reach_the_backbone():
 @pytest.mark.parametrize(
     ("section", "key", "message"),
     [
-        ({"name": "cnn"}, "name", f"unknown net 'cnn'; did you mean 'cnn6'? There is: {ALL}"),
-        ({"name": "qqq"}, "name", f"unknown net 'qqq'. There is: {ALL}"),
+        ({"name": "cnn"}, "name", f"unknown net 'cnn'; did you mean 'cnn6'? Known: {ALL}"),
+        ({"name": "qqq"}, "name", f"unknown net 'qqq'. Known: {ALL}"),
         (
             {"name": "digits", "feature": 3},
             "feature",
@@ -183,5 +183,5 @@ def test_unknown_names_say_what_is_near_and_what_there_is(section, key, message)
 
 def test_sections_are_checked_without_making_the_net():
     check_backbone({"name": "digits", "features": 3})
-    with pytest.raises(ValueError, match=f"net.name: it is missing; there is: {', '.join(SHAPES)}"):
+    with pytest.raises(ValueError, match=f"net.name: it is missing; known: {', '.join(SHAPES)}"):
         check_backbone({"features": 3})

@@ -15,9 +15,9 @@ from afec.experiments.supervised import write_transfers
 from afec.lab import RunDirectory, find_runs, resolve, run
 from afec.lab.spec import SpecError, load_benchmark, parse_benchmark
 from afec.learner import LinearProbe
+from afec.report.figures import series_of
 from afec.report.reading import read
-from afec.report.strength import strengths
-from afec.report.table import lines, problems
+from afec.report.rows import problems, rows_of
 from stopped_runs import run_until
 from written_runs import after_two, written
 
@@ -48,7 +48,7 @@ def test_tables_of_all_and_of_some(runs, capsys):
     assert "10 finished" in shown
     assert main(["report", str(runs), "--where", "stream.setting=two-task", "seed=1", "method=ewc,ewc+afec"]) == 0
     shown = capsys.readouterr().out
-    assert "mean ± std of 1" in shown
+    assert "test accuracy in %, one seed" in shown
     assert "│ finetune" not in shown
     assert "4 finished" in shown
     assert main(["report", str(runs), "--where", "method.ewc.strength=10"]) == 0
@@ -73,15 +73,15 @@ def test_the_tables_as_markdown(runs, tmp_path):
     out = tmp_path / "table.md"
     assert main(["report", str(runs), "--where", "stream.setting=two-task", "-o", str(out)]) == 0
     text = out.read_text()
-    assert "| method | AAC | old tasks | new task |" in text
+    assert "| method | AAC | compute | old tasks | new task |" in text
     assert "| `ewc+afec (λ=10, λ_e=0.03)` |" in text
-    assert "\n- ewc+afec (λ=10, λ_e=0.03) minus ewc (λ=10): AAC" in text
-    assert "[bold]" not in text
+    assert "| `ewc+afec (λ=10, λ_e=0.03)` | `ewc (λ=10)` | AAC | " in text
+    assert "AAC: the mean test accuracy of all tasks after the last one was learned" in text
 
 
 def test_strengths_are_the_lines_of_each_lambda(runs):
     found = [(d.config, d) for d in find_runs(runs) if d.config.stream["setting"] == "two-task"]
-    series = strengths(found)
+    series = series_of(rows_of(found))
     assert set(series) == {"ewc"}
     assert {one.label: sorted(one.points) for one in series["ewc"]} == {
         "ewc": [10.0, 1000.0],
@@ -109,7 +109,7 @@ def test_figures(runs, tmp_path, figure):
         (["--where", "scale"], "expected key=value"),
         (["--where", "net.nmae=lenet"], "--where net.nmae=lenet: none of the 10 runs"),
         (["--figure", "strength"], "give the file to draw it into, e.g. -o strength.png"),
-        (["--where", "scale=none"], "--where scale=none: unknown scale 'none'. There is: "),
+        (["--where", "scale=none"], "--where scale=none: unknown scale 'none'. Known: "),
         (["--figure", "strength", "-o", "x.png"], "different tasks or nets (setting two-task; setting transfer)"),
         (["--figure", "strength", "-o", "x.png", "--where", "stream.setting=transfer"], "run a grid first"),
     ],
@@ -178,7 +178,7 @@ def test_transfer_is_written_shown_and_read_back(runs):
     directory = next(d for d in find_runs(runs) if d.config.stream["setting"] == "transfer")
     found = read(directory.config, directory).transfers
     assert [t.name for t in found] == [f"arrangement 1 turned by {d}°" for d in (60, 120, 180, 240, 300)]
-    (row,) = [row for _, group in problems(lines([(directory.config, directory)])) for row in group]
+    (row,) = [row for _, group in problems(rows_of([(directory.config, directory)])) for row in group]
     assert row.values("transfer") == pytest.approx([sum(t.test for t in found) / 5])
     phases = [event for event in directory.events() if event.get("phase") == "transfer"]
     assert len(phases) == sum(t.epochs for t in found)

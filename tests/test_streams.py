@@ -285,10 +285,9 @@ def test_options_reach_the_stream():
         (
             {"name": "digit-regression"},
             "name",
-            "unknown stream 'digit-regression'; did you mean 'digits-regression'? There is: "
-            + ", ".join(sorted(STREAMS)),
+            "unknown stream 'digit-regression'; did you mean 'digits-regression'? Known: " + ", ".join(sorted(STREAMS)),
         ),
-        ({"name": "qqq"}, "name", "unknown stream 'qqq'. There is: " + ", ".join(sorted(STREAMS))),
+        ({"name": "qqq"}, "name", "unknown stream 'qqq'. Known: " + ", ".join(sorted(STREAMS))),
         (
             {"name": "digits", "task": 2},
             "task",
@@ -314,7 +313,7 @@ def test_unknown_names_say_what_is_near_and_what_there_is(section, key, message)
 
 def test_sections_are_checked_without_making_the_stream():
     check_stream({"name": "digits", "tasks": 5, "sizes": [2, 3]})
-    with pytest.raises(ValueError, match="stream.name: it is missing; there is: digits, digits-regression"):
+    with pytest.raises(ValueError, match="stream.name: it is missing; known: digits, digits-regression"):
         check_stream({"tasks": 5})
     with pytest.raises(ValueError, match="stream.seed: the stream 'digits' has no option 'seed'"):
         check_stream({"name": "digits", "seed": 5})  # a seed is not part of a benchmark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from afec.experiments import Score
+from afec.experiments import Context, Score
 from afec.files import write_text
 from afec.lab import RunDirectory, load_benchmark, resolve
 from afec.lab.spec import merged
@@ -30,6 +30,16 @@ def written(root, method, seed, matrix, /, epochs=(4, 4), theta_e=(0, 0), benchm
     )
     directory.finish({"wall_seconds": 1.0})
     return config, directory
+
+
+def with_weights(config, directory):
+    """What the run would have left for predictions, with a net that has seen every task and learned nothing of it."""
+    made = config.build(Context(directory.seed))
+    for task in made.stream.tasks:
+        made.learner.net.begin_task(task.classes)
+        made.learner.tasks_learned.append(task.name)
+        made.learner._losses.append(task.loss)
+    made.learner.save(directory.path / "learner.safetensors", prediction_only=True)
 
 
 def after_two(old, new):

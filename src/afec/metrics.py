@@ -1,4 +1,4 @@
-"""What the accuracy matrix says: pure functions, fractions in and fractions out.
+"""What the matrix of scores says: pure functions. Scores are accuracies, fractions from 0 to 1, if `limits` says no other.
 
 One representation everywhere. `A` has T + 1 rows and T columns for T tasks: row 0 is measured at random initialisation, row i
 after learning task i (counted from 1, as in the paper), and column j − 1 is task j. So `A[i, j - 1]` is the paper's A_{i,j}:
@@ -6,7 +6,8 @@ the test accuracy on task j after learning the tasks 1 to i. NaN stands for what
 
 - A metric whose formula uses an entry that is NaN is NaN; entries it does not use do not matter.
 - A metric that compares old tasks with new ones is NaN for T = 1, where there is no old one.
-- A wrong shape, or a number that is no fraction, is a ValueError.
+- A wrong shape, or a number outside of `limits`, is a ValueError. `limits=ANY` is for scores that may be any finite number,
+  such as the return of an episode; the names of the functions stay.
 - After t of the T tasks, every metric is that of `A[: t + 1, :t]`.
 
 App. D of the paper has AAC, BWT and FWT (here `fwt_zero_shot`).
@@ -21,6 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
+    "ANY",
+    "FRACTION",
+    "Limits",
     "aac",
     "aac_curve",
     "average_incremental_accuracy",
@@ -40,6 +44,10 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+Limits = tuple[float, float]
+"""The lowest and the highest score that there can be."""
+FRACTION: Limits = (0.0, 1.0)
+ANY: Limits = (-float("inf"), float("inf"))
 
 
 def empty_matrix(tasks: int) -> Floats:
@@ -49,9 +57,9 @@ def empty_matrix(tasks: int) -> Floats:
     return np.full((tasks + 1, tasks), np.nan)
 
 
-def aac(A: ArrayLike, tasks: int | None = None) -> float:  # noqa: N803 (the paper's name)
+def aac(A: ArrayLike, tasks: int | None = None, *, limits: Limits = FRACTION) -> float:  # noqa: N803 (the paper's name)
     """Averaged accuracy: (1/t)·Σ_{j≤t} A_{t,j}, over the tasks learned so far. t = 10 is the paper's A_10; default all."""
-    matrix = _matrix(A)
+    matrix = _matrix(A, limits)
     last = matrix.shape[1]
     t = last if tasks is None else tasks
     if not 1 <= t <= last:
@@ -59,60 +67,60 @@ def aac(A: ArrayLike, tasks: int | None = None) -> float:  # noqa: N803 (the pap
     return float(matrix[t, :t].mean())
 
 
-def aac_curve(A: ArrayLike) -> Floats:  # noqa: N803
+def aac_curve(A: ArrayLike, *, limits: Limits = FRACTION) -> Floats:  # noqa: N803
     """The averaged accuracy after 1, 2, …, T tasks."""
-    matrix = _matrix(A)
+    matrix = _matrix(A, limits)
     return np.array([matrix[t, :t].mean() for t in range(1, len(matrix))])
 
 
-def bwt(A: ArrayLike) -> float:  # noqa: N803
+def bwt(A: ArrayLike, *, limits: Limits = FRACTION) -> float:  # noqa: N803
     """Backward transfer: 1/(T−1)·Σ_{j<T} (A_{T,j} − A_{j,j}). Negative where learning on has spoiled old tasks."""
-    matrix = _matrix(A)
+    matrix = _matrix(A, limits)
     return _mean(matrix[-1, :-1] - _diagonal(matrix)[:-1])
 
 
-def forgetting(A: ArrayLike) -> float:  # noqa: N803
+def forgetting(A: ArrayLike, *, limits: Limits = FRACTION) -> float:  # noqa: N803
     """The mean over old tasks j < T of the best A_{i,j}, j ≤ i < T, less A_{T,j}.
 
     At least −BWT, since the best is no worse than A_{j,j}; negative where old tasks ended better than they ever were.
     """
-    matrix = _matrix(A)
+    matrix = _matrix(A, limits)
     best = [matrix[j + 1 : -1, j].max() for j in range(matrix.shape[1] - 1)]
     return _mean(np.array(best) - matrix[-1, :-1])
 
 
-def new_task_accuracy(A: ArrayLike) -> Floats:  # noqa: N803
+def new_task_accuracy(A: ArrayLike, *, limits: Limits = FRACTION) -> Floats:  # noqa: N803
     """A_{i,i} for i = 1, …, T: the accuracy on each task just after learning it."""
-    return _diagonal(_matrix(A))
+    return _diagonal(_matrix(A, limits))
 
 
-def mean_new_task_accuracy(A: ArrayLike) -> float:  # noqa: N803
+def mean_new_task_accuracy(A: ArrayLike, *, limits: Limits = FRACTION) -> float:  # noqa: N803
     """(1/T)·Σ A_{i,i}, the mean of `new_task_accuracy`."""
-    return _mean(_diagonal(_matrix(A)))
+    return _mean(_diagonal(_matrix(A, limits)))
 
 
-def old_accuracy(A: ArrayLike) -> float:  # noqa: N803
+def old_accuracy(A: ArrayLike, *, limits: Limits = FRACTION) -> float:  # noqa: N803
     """1/(T−1)·Σ_{j<T} A_{T,j}: the accuracy on the old tasks after the last one."""
-    return _mean(_matrix(A)[-1, :-1])
+    return _mean(_matrix(A, limits)[-1, :-1])
 
 
-def new_accuracy(A: ArrayLike) -> float:  # noqa: N803
+def new_accuracy(A: ArrayLike, *, limits: Limits = FRACTION) -> float:  # noqa: N803
     """A_{T,T}: the accuracy on the last task after learning it."""
-    return float(_matrix(A)[-1, -1])
+    return float(_matrix(A, limits)[-1, -1])
 
 
-def fwt_zero_shot(A: ArrayLike) -> float:  # noqa: N803
+def fwt_zero_shot(A: ArrayLike, *, limits: Limits = FRACTION) -> float:  # noqa: N803
     """The paper's forward transfer: 1/(T−1)·Σ_{i≥2} (A_{i−1,i} − A_{0,i}), each task just before it is learned.
 
     With one head per task A_{i−1,i} is the accuracy of an untrained head, so this is near 0 whatever the method does.
     `fwt_vs_scratch` is the one that says something there.
     """
-    matrix = _matrix(A)
+    matrix = _matrix(A, limits)
     before = matrix[:-1].diagonal()  # A_{i−1,i} for i = 1, …, T
     return _mean(before[1:] - matrix[0, 1:])
 
 
-def fwt_vs_scratch(A: ArrayLike, scratch: ArrayLike) -> float:  # noqa: N803
+def fwt_vs_scratch(A: ArrayLike, scratch: ArrayLike, *, limits: Limits = FRACTION) -> float:  # noqa: N803
     """Forward transfer against learning alone: 1/(T−1)·Σ_{i≥2} (A_{i,i} − scratch_i).
 
     Args:
@@ -120,8 +128,8 @@ def fwt_vs_scratch(A: ArrayLike, scratch: ArrayLike) -> float:  # noqa: N803
         scratch: the accuracy of each task, T numbers, when it alone is learned from random initialisation. The first is
             not used.
     """
-    matrix = _matrix(A)
-    alone = _fractions(scratch, "scratch")
+    matrix = _matrix(A, limits)
+    alone = _scores(scratch, "scratch", limits)
     if alone.shape != (matrix.shape[1],):
         raise ValueError(
             f"scratch has shape {alone.shape}; it needs one number for each of the {matrix.shape[1]} tasks of the "
@@ -157,7 +165,7 @@ def class_summary(A: ArrayLike, sizes: ArrayLike) -> dict[str, float]:  # noqa: 
     }
 
 
-def summary(A: ArrayLike, scratch: ArrayLike | None = None) -> dict[str, float]:  # noqa: N803
+def summary(A: ArrayLike, scratch: ArrayLike | None = None, *, limits: Limits = FRACTION) -> dict[str, float]:  # noqa: N803
     """Every metric that is one number, under the name of its function. `fwt_vs_scratch` is NaN without `scratch`."""
     functions = (
         aac,
@@ -168,8 +176,8 @@ def summary(A: ArrayLike, scratch: ArrayLike | None = None) -> dict[str, float]:
         new_accuracy,
         fwt_zero_shot,
     )
-    result = {function.__name__: function(A) for function in functions}
-    result["fwt_vs_scratch"] = float("nan") if scratch is None else fwt_vs_scratch(A, scratch)
+    result = {function.__name__: function(A, limits=limits) for function in functions}
+    result["fwt_vs_scratch"] = float("nan") if scratch is None else fwt_vs_scratch(A, scratch, limits=limits)
     return result
 
 
@@ -193,8 +201,8 @@ def _mean(values: Floats) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _matrix(values: ArrayLike) -> Floats:
-    matrix = _fractions(values, "the accuracy matrix")
+def _matrix(values: ArrayLike, limits: Limits = FRACTION) -> Floats:
+    matrix = _scores(values, "the accuracy matrix" if limits == FRACTION else "the matrix of scores", limits)
     if matrix.ndim != 2 or matrix.shape[1] < 1 or matrix.shape[0] != matrix.shape[1] + 1:
         raise ValueError(
             f"the accuracy matrix has shape {matrix.shape}; for T tasks it needs (T + 1, T), with row 0 measured at random "
@@ -203,15 +211,18 @@ def _matrix(values: ArrayLike) -> Floats:
     return matrix
 
 
-def _fractions(values: ArrayLike, name: str) -> Floats:
+def _scores(values: ArrayLike, name: str, limits: Limits) -> Floats:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be numbers in rows of equal length, NaN where not measured: {error}") from error
-    outside = array[~np.isnan(array) & ~((array >= 0) & (array <= 1))]
+    low, high = limits
+    outside = array[~np.isnan(array) & ~(np.isfinite(array) & (array >= low) & (array <= high))]
     if outside.size:
-        raise ValueError(
-            f"{name} has {outside.flat[0]}; accuracies are fractions from 0 to 1, or NaN where not measured "
-            "(divide percentages by 100)"
+        expected = (
+            "accuracies are fractions from 0 to 1, or NaN where not measured (divide percentages by 100)"
+            if limits == FRACTION
+            else f"scores are finite numbers from {low:g} to {high:g}, or NaN where not measured"
         )
+        raise ValueError(f"{name} has {outside.flat[0]}; {expected}")
     return array

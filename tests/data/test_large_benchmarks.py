@@ -22,7 +22,7 @@ from afec.lab.tuning import Plan, planned
 from afec.learner import Fit, Learner, Machine, Memo, Schedule
 from afec.learner.tasks import Batches, BatchLoss
 from afec.nets import MultiHead, make_backbone
-from afec.report.table import Line, problems
+from afec.report.rows import Row, problems
 from afec.streams.cub import cub200
 
 REAL = Path(os.environ.get("AFEC_DATA", "no data"))
@@ -108,7 +108,7 @@ def test_a_config_with_steps_comes_back_from_its_file_and_has_a_hash_of_its_own(
 
 
 def test_the_table_names_the_size_and_the_net():
-    row = Line(resolve(load_benchmark("cub200-pretrained"), "ewc", "smoke"))
+    row = Row(resolve(load_benchmark("cub200-pretrained"), "ewc", "smoke"))
     ((mark, _),) = problems([row])
     assert mark == "64 pixels, alexnet (hidden 64, pool 1, pretrained conv)"
 

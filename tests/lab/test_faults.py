@@ -22,8 +22,8 @@ from afec.cli import main
 from afec.experiments import supervised
 from afec.files import load_tree
 from afec.lab import Job, RunDirectory, RunError, execute, find_runs, lock, plan, run, unfinished
-from afec.report.picture import draw_study
-from afec.report.table import lines
+from afec.report.rows import rows_of
+from afec.report.study_figure import draw_study
 from small_lab import quick_config, quick_file
 from stopped_runs import in_task, run_until
 
@@ -255,14 +255,14 @@ def test_tables_and_pictures_leave_damaged_runs_out_and_name_them(method, tmp_pa
     (bad.path / "scores.csv").write_bytes(numbers(bad)[:-2])
     named = rf"skipped: .*{method}/.*seed0/scores.csv cannot be read .* move the directory away"
     with pytest.warns(RuntimeWarning, match=named):
-        rows = {line.config.method: line for line in lines(runs)}
+        rows = {line.config.method: line for line in rows_of(runs)}
     assert sorted(rows[method].metrics) == [1]
     assert {name: sorted(row.metrics) for name, row in rows.items()} == {"ewc": [0, 1], "scratch": [0, 1]} | {
         method: [1]
     }
     if method == "scratch":  # also where it is only the reference on disk
         with pytest.warns(RuntimeWarning, match=named):
-            (row,) = lines([pair for pair in runs if pair[0].method == "ewc"])
+            (row,) = rows_of([pair for pair in runs if pair[0].method == "ewc"])
         assert [np.isnan(value) for value in row.values("fwt_vs_scratch")] == [True, False]
     with pytest.warns(RuntimeWarning, match=named):
         draw_study(tmp_path / "p.png", runs)

@@ -49,7 +49,7 @@ def test_a_run_that_was_stopped_anywhere_goes_on_to_the_same_bytes(method, epoch
     for file in ("scores.csv", "config.toml"):
         assert (directory.path / file).read_bytes() == (whole(method).path / file).read_bytes()
     if method != "scratch":
-        one, other = (load_tree(found.path / "weights/task3.safetensors") for found in (directory, whole(method)))
+        one, other = (load_tree(found.path / "learner.safetensors") for found in (directory, whole(method)))
         assert all(one[name].equal(other[name]) for name in one)
     assert (directory.epochs, directory.samples) == (whole(method).epochs, whole(method).samples)
     assert not directory.checkpoint.exists()

@@ -10,6 +10,8 @@ import pytest
 from small_tuning import GRIDS, how, peak
 
 from afec.cli import main
+from afec.experiments import RETURN
+from afec.experiments.supervised import Supervised
 from afec.lab import (
     SpecError,
     find_runs,
@@ -23,18 +25,20 @@ from small_lab import TEXT, quick_file
 
 
 def test_the_file_of_a_sum_and_of_a_single_term():
-    tuned = Tuned("ewc+afec", {"ewc.strength": 10.0, "afec.forgetting": 1e-05}, ())
+    tuned = Tuned("ewc+afec", {"ewc.strength": 10.0, "afec.forgetting": 1e-05}, (), Supervised)
     assert tuned.to_toml("a\nb").startswith("# a\n# b\n")
     assert tomllib.loads(tuned.to_toml("")) == {
         "method": {"ewc+afec": {"ewc": {"strength": 10}, "afec": {"forgetting": 1e-5}}}
     }
-    assert tomllib.loads(Tuned("ewc", {"ewc.strength": 10.0}, ()).to_toml("")) == {"method": {"ewc": {"strength": 10}}}
+    assert tomllib.loads(Tuned("ewc", {"ewc.strength": 10.0}, (), Supervised).to_toml("")) == {
+        "method": {"ewc": {"strength": 10}}
+    }
 
 
 def test_the_csv_has_a_line_for_each_trial_and_seed():
     values = {"ewc.strength": 10.0, "afec.forgetting": 1 / 3}
     trials = (Trial("ewc", {"ewc.strength": 10.0}, (0.5, 0.25)), Trial("ewc+afec", values, ()))
-    lines = list(csv.DictReader(Tuned("ewc+afec", values, trials).to_csv().splitlines()))
+    lines = list(csv.DictReader(Tuned("ewc+afec", values, trials, Supervised).to_csv().splitlines()))
     assert [line["validation_aac"] for line in lines] == ["0.500000", "0.250000", "nan"]
     assert [line["seed_number"] for line in lines] == ["0", "1", "0"]
     assert lines[0]["settings"] == "ewc.strength=10"
@@ -88,12 +92,17 @@ def test_binary_and_missing_files_of_a_tuning_are_refused(tmp_path):
             load_tuned(tmp_path / name)
 
 
+def columns(table):
+    """The cells column by column, what is taken in stars."""
+    return [[f"*{cell}*" if cell.best else str(cell) for cell in cells] for cells in zip(*table.rows, strict=True)]
+
+
 def test_the_table_marks_what_noise_leaves_open():
     """√(½·½/103) is 4.9 points."""
     scores = {1.0: 0.2, 10.0: 0.5, 100.0: 0.48}
     trials = tuple(Trial("ewc", {"ewc.strength": key}, (score,), images=100) for key, score in scores.items())
-    cells = [list(column.cells) for column in trials_table(Tuned("ewc", trials[2].values, trials)).columns]
-    assert cells[2] == ["20.0", "50.0", "[bold]48.0[/bold]"]
+    cells = columns(trials_table(Tuned("ewc", trials[2].values, trials, Supervised)))
+    assert cells[2] == ["20.0", "50.0", "*48.0*"]
     assert cells[3][1] == "4.9"
     assert cells[4] == ["", "best mean", "taken, within noise of the best"]
 
@@ -102,10 +111,10 @@ def test_table_and_picture_of_any_outcome(tmp_path):
     one = Trial("ewc", {"ewc.strength": 0.0}, (0.5,))
     two = Trial("ewc", {"ewc.strength": 10.0}, ())
     last = Trial("ewc+afec", {"ewc.strength": 0.0, "afec.beta": 0.5}, (0.5, 0.7))
-    tuned = Tuned("ewc+afec", last.values, (one, two, last))
-    cells = [list(column.cells) for column in trials_table(tuned).columns]
+    tuned = Tuned("ewc+afec", last.values, (one, two, last), Supervised)
+    cells = columns(trials_table(tuned))
     assert cells[1] == ["ewc.strength=0", "ewc.strength=10", "ewc.strength=0, afec.beta=0.5"]
-    assert cells[2] == ["[bold]50.0[/bold]", "failed", "[bold]60.0 ± 14.1[/bold]"]
+    assert cells[2] == ["*50.0*", "failed", "*60.0 ± 14.1*"]
     assert cells[3] == ["0.0", "", "10.0"]
     assert cells[4] == ["taken, best mean", "", "taken, best mean"]
     draw_search(tmp_path / "new" / "p.svg", tuned, "title")
@@ -113,3 +122,28 @@ def test_table_and_picture_of_any_outcome(tmp_path):
     assert "<svg" in picture
     assert "β of afec" in picture
     assert picture.count("validation AAC") == 2
+
+
+def test_a_return_is_tuned_in_its_own_words(tmp_path):
+    """By hand: −12 and −10 are −11 in the mean, with 1.4 as their standard deviation and 1.0 as its standard error."""
+
+    class Game(Supervised):
+        score = RETURN
+
+    trials = tuple(
+        Trial("rest", {"rest.strength": key}, scores, kind=RETURN)
+        for key, scores in ((1.0, (-12.0, -10.0)), (10.0, (-12.7, -9.9)), (100.0, (-30.0, -40.0)))
+    )
+    tuned = Tuned("rest", trials[1].values, trials, Game)
+    table = trials_table(tuned)
+    assert columns(table)[2] == ["−11.0 ± 1.4", "*−11.3 ± 2.0*", "−35.0 ± 7.1"]
+    assert columns(table)[3][0] == "1.0"
+    said = " ".join([table.title, *(column.name for column in table.columns), *tuned.remarks, tuned.to_toml("")])
+    assert "validation average return" in said
+    assert "has the highest mean, -11.0. It cannot be told apart from rest.strength=10 " in said
+    assert "(lower by 0.3, one standard error is 0.4)" in said
+    assert not any(word in said for word in ("%", "accuracy", "points", "AAC", "too few validation images"))
+    assert tuned.to_csv().startswith("stage,settings,seed_number,validation_average_return\n")
+    draw_search(tmp_path / "p.svg", tuned, "title")
+    assert "validation average return" in (tmp_path / "p.svg").read_text()
+    assert "%" not in "".join(re.findall(r"<!-- (.*?) -->", (tmp_path / "p.svg").read_text()))  # all its words

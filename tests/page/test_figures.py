@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from afec.cli import main
-from afec.report.canvas import canvas
 from afec.report.chart import Bars, Heat, Lines, Trace
-from afec.report.drawn import _lines
 from afec.report.figures import ALL_ZERO, FIGURES, ONE_ROW, ONE_TASK, SINGLE_RUNS, TWO_POINTS, _figure, figures_of
-from afec.report.sheet import ordered
+from afec.report.plot import _lines, new_drawing
+from afec.report.rows import ordered
+from afec.report.rows import rows_of as read_rows
 from afec.report.svg import draw
-from afec.report.table import lines
 from written_runs import learned, written
 
 
@@ -27,7 +26,7 @@ def rows_of(root, methods, seeds, tasks):
         for place, method in enumerate(methods)
         for seed in range(seeds)
     ]
-    return ordered(lines(runs))
+    return ordered(read_rows(runs))
 
 
 def missing(rows):
@@ -77,7 +76,7 @@ def test_a_figure_that_is_not_drawn_leaves_a_sentence_and_no_frame(tmp_path):
     assert main(["report", str(tmp_path / "runs"), "-o", str(out), "--no-pictures"]) == 0
     text = out.read_text(encoding="utf-8")
     assert "<figure" not in text
-    assert f"<strong>Averaged accuracy over the tasks:</strong> {ONE_TASK}." in text
+    assert f"<strong>AAC over the tasks so far:</strong> {ONE_TASK}." in text
 
 
 def test_a_figure_with_too_little_is_refused_as_a_file_with_the_reason(tmp_path, capsys):
@@ -133,7 +132,7 @@ def test_offsets_are_centred_and_stay_between_two_points():
 
 def test_a_file_has_error_bars_too():
     for number in (3, 4):
-        axes = canvas(5, 4).subplots()
+        axes = new_drawing(5, 4).subplots()
         _lines(axes, chart_of(number))
         kinds = [type(one).__name__ for one in axes.collections]
         assert kinds == (["LineCollection"] * 4 if number > 3 else [kinds[0]] * 3)
@@ -158,7 +157,7 @@ def test_colours_are_of_one_method_each_in_a_figure_of_several_regularisers(tmp_
                 matrix, chosen = learned(3, 0.5, 0.01 * seed), {term: {"strength": strength}}
                 runs.append(written(tmp_path, term, seed, matrix, (4,) * 3, (0,) * 3, "digits", method=chosen))
     for key in ("strength", "trade-off"):
-        legend = FIGURES[key](ordered(lines(runs))).legend
+        legend = FIGURES[key](ordered(read_rows(runs))).legend
         assert {label for label, _, _ in legend} == {"ewc", "mas"}
         assert len({colour for _, colour, _ in legend}) == 2
 
@@ -167,4 +166,6 @@ def test_what_is_worth_drawing_is_drawn():
     one = Trace("a", 0, (0,), (1.0,), (0.1,), 2)
     two = Trace("b", 1, (0,), (0.0,), (0.1,), 2)
     assert not _figure("cost", "t", "", Bars("b", "s", (one, two))).missing
-    assert not _figure("matrix", "t", "", Heat("h", np.ones((3, 2)), ("a", "b"), 1)).missing
+    assert not _figure(
+        "matrix", "t", "", Heat("h", np.ones((3, 2)), ("a", "b"), 1, "accuracy in %", " %", (0, 100))
+    ).missing

@@ -17,9 +17,10 @@ from afec.cli import main
 from afec.files import save_tree
 from afec.lab import find_runs
 from afec.lab.plain import plain_text
-from afec.report.export import to_latex
-from afec.report.markup import clean, tag
-from afec.report.table import lines
+from afec.report.html import clean, tag
+from afec.report.rows import rows_of
+from afec.report.study_tables import tables_of
+from afec.report.table import to_latex
 from written_runs import learned, written
 
 SECRET = "the secret of another directory"
@@ -98,8 +99,7 @@ def test_a_linked_directory_is_no_run(one, tmp_path):
 def test_weights_behind_a_link_are_not_loaded(tmp_path):
     config, run = written(tmp_path / "runs", "ewc", 0, learned(2, 0.5), benchmark="digits-regression")
     save_tree(tmp_path / "elsewhere.safetensors", {"x": 1})
-    (run.path / "weights").mkdir()
-    (run.path / "weights" / "task2.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    (run.path / "learner.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
     text = page_of(tmp_path / "runs", tmp_path, "--pictures")
     assert "no picture from the weights" in text
     assert "is a link" in text
@@ -188,7 +188,7 @@ def test_any_value_in_a_configuration_is_shown_or_named(one, tmp_path, key, valu
 
 def test_latex_takes_no_orders(one):
     rename(one, method=r"\input{/etc/passwd}$#%&_{}~^", variant="")
-    text = to_latex(lines([(run.config, run) for run in find_runs(root_of(one))]))
+    text = to_latex(tables_of(rows_of([(run.config, run) for run in find_runs(root_of(one))])))
     assert r"\input" not in text
     assert r"\textbackslash{}input\{/etc/passwd\}\$\#\%\&\_\{\}\textasciitilde{}\textasciicircum{}" in text
 

@@ -13,8 +13,9 @@ import pytest
 from small_study import EVIL, rename, write_study
 
 from afec.cli import main
+from afec.experiments.supervised import write_transfers
 from afec.lab import find_runs
-from afec.learner import Transferred
+from afec.learner import LinearProbe
 from written_runs import learned, written
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def widest(tmp_path_factory):
             matrix = learned(20, 0.5 + 0.01 * place, 0.02 * seed, 0.01)
             sets = {"training": {"lr": 0.0123456}} if method == "si" else {}
             _, run = written(root, method, seed, matrix, (4,) * 20, (0,) * 20, "cifar100-sc", **sets)
-            run.write_transfer([Transferred("other", 0.5, 0.4321, 10)])
+            write_transfers(run.path, [LinearProbe("other", 0.5, 0.4321, 10)])
             run.finish({"cpu_seconds": 123456.0 + seed, "peak_memory_mb": 12345.0 + seed})
     hurt = find_runs(root)[0]
     (hurt.path / "DONE").unlink()
@@ -233,7 +234,7 @@ def test_a_figure_is_saved_as_svg_and_as_png(browser, page):
     assert names == ["study1-accuracy-1.svg", "study1-accuracy-1.png"]
     assert png[1:4] == "PNG"
     drawn = [one.text for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
-    assert drawn[0] == "Averaged accuracy over the tasks"  # by itself it says what it shows, and of whom
+    assert drawn[0] == "AAC over the tasks so far"  # by itself it says what it shows, and of whom
     assert {"finetune", "ewc (λ=30)", "ewc@equal-compute (λ=30)"} <= set(drawn)
     assert browser.complaints == []
 

@@ -10,37 +10,37 @@ from torch import nn
 
 from afec.cli import main
 from afec.experiments.supervised import build
-from afec.files import save_tree
 from afec.lab import find_runs, load_benchmark, resolve, run
 from afec.learner import Machine
 from afec.learner.tasks import BatchLoss
 from afec.methods import AGSCL
 from afec.nets import MultiHead, make_backbone
-from afec.report import pictures, saliency
-from afec.report.picture import circles, load_weights
-from afec.report.pictures import pictures_of
-from afec.report.sheet import ordered
-from afec.report.table import lines
-from written_runs import learned, written
+from afec.report import saliency
+from afec.report import tiles as tiles_module
+from afec.report.circles import panels_of
+from afec.report.reading import load_learner
+from afec.report.rows import ordered, rows_of
+from afec.report.tiles import tiles_of
+from written_runs import learned, with_weights, written
 
 
-def with_weights(root, methods, seeds, tasks, benchmark):
+def untrained(root, methods, seeds, tasks, benchmark):
     """Runs whose weights are those of their nets before any learning."""
     for method in methods:
         for seed in range(seeds):
             config, run = written(root, method, seed, learned(tasks, 0.5), (4,) * tasks, (0,) * tasks, benchmark)
-            save_tree(run.path / "weights" / f"task{tasks}.safetensors", dict(build(config, seed)[1].state_dict()))
-    return ordered(lines([(run.config, run) for run in find_runs(root)]))
+            with_weights(config, run)
+    return ordered(rows_of([(run.config, run) for run in find_runs(root)]))
 
 
 @pytest.fixture
 def digits(tmp_path):
-    return with_weights(tmp_path / "runs", ("finetune", "ewc"), 2, 5, "digits")
+    return untrained(tmp_path / "runs", ("finetune", "ewc"), 2, 5, "digits")
 
 
 def test_circles_in_the_page(tmp_path):
-    rows = with_weights(tmp_path / "runs", ("finetune", "ewc"), 1, 2, "digits-regression")
-    found = pictures_of(rows)
+    rows = untrained(tmp_path / "runs", ("finetune", "ewc"), 1, 2, "digits-regression")
+    found = tiles_of(rows)
     assert found.kind == "circles"
     assert found.head == ("finetune", "ewc (λ=30)")
     assert len(found.rows) == 2  # one for each arrangement
@@ -59,12 +59,12 @@ def learn(root, benchmark, methods, **sets):
     """Real runs of one seed."""
     for method in methods:
         run(resolve(load_benchmark(benchmark), method, "smoke", sets), 0, root)
-    return ordered(lines([(run.config, run) for run in find_runs(root)]))
+    return ordered(rows_of([(run.config, run) for run in find_runs(root)]))
 
 
 def test_circles_of_strategies_are_those_of_their_runs(tmp_path):
     rows = learn(tmp_path, "digits-regression", STRATEGIES)
-    found = pictures_of(rows)
+    found = tiles_of(rows)
     assert not found.faults
     assert len(found.head) == 4
     for row, (*tiles,) in zip(rows, zip(*(tiles for _, tiles in found.rows), strict=True), strict=True):
@@ -75,14 +75,13 @@ def test_circles_of_strategies_are_those_of_their_runs(tmp_path):
 def test_grad_cam_of_strategies_is_of_what_they_predict(tmp_path):
     pytest.importorskip("captum")
     rows = learn(tmp_path, "digits", STRATEGIES)
-    found = pictures_of(rows)
+    found = tiles_of(rows)
     assert not found.faults
     assert {tile.state for _, tiles in found.rows for tile in tiles[1:]} <= {"right", "wrong"}
-    stream, net = build(rows[0].config, 0)
-    every = list(range(stream.tasks[-1].test.size))
     for row in rows:
-        load_weights(net, row.config, row.readings[0].run, len(stream.tasks))
-        right = [one.correct for one in saliency.look(net, stream, every, Machine())]
+        stream, net = build(row.config, 0)
+        learner = load_learner(net, row.config, row.readings[0].run)
+        right = [one.correct for one in saliency.look(learner, stream, list(range(stream.tasks[-1].test.size)))]
         assert np.mean(right) == pytest.approx(row.readings[0].matrix[-1, -1], abs=1e-6)
 
 
@@ -90,23 +89,22 @@ def test_a_net_with_statistics_of_each_task_is_drawn_with_those_of_its_task(tmp_
     net = {"name": "resnet10", "channels": 1, "size": 8, "width": 4, "batch_norm": "per-task"}
     (row,) = learn(tmp_path, "digits-regression", ("finetune",), net=net)
     stream, made = build(row.config, 0)
-    panels = circles(made, stream, row.config, row.readings[0].run)
+    panels = panels_of(made, stream, row.config, row.readings[0].run)
     assert [panel.accuracy for panel in panels] == pytest.approx(row.readings[0].matrix[-1].tolist(), abs=1e-6)
 
 
-def test_a_strategy_that_predicts_in_its_own_way_is_named_and_the_others_are_shown(tmp_path, monkeypatch):
-    rows = learn(tmp_path, "digits-regression", ("finetune", "ags-cl"))
-    monkeypatch.setattr(AGSCL, "outputs", lambda self, net, loss, batch: loss.outputs(net, batch))
-    found = pictures_of(rows)
-    assert [tile.words == "–" for tile in found.rows[0][1]] == [False, True]
-    assert "ags-cl predicts in a way of its own" in found.faults[0]
+def test_a_strategy_that_predicts_in_its_own_way_is_drawn_so(tmp_path, monkeypatch):
+    rows = learn(tmp_path, "digits-regression", ("ags-cl",))
+    before = tiles_of(rows).rows[0][1][0].picture
+    monkeypatch.setattr(AGSCL, "outputs", lambda self, net, loss, batch: -loss.outputs(net, batch))
+    assert tiles_of(rows).rows[0][1][0].picture != before
 
 
 def test_a_seed_that_one_method_lacks_hides_no_other_method(tmp_path):
-    rows = with_weights(tmp_path / "runs", ("finetune", "ewc"), 1, 2, "digits-regression")
+    rows = untrained(tmp_path / "runs", ("finetune", "ewc"), 1, 2, "digits-regression")
     del rows[1].readings[0]
     rows[1].readings[7] = rows[0].readings[0]
-    found = pictures_of(rows)
+    found = tiles_of(rows)
     assert found.rows[0][1][0].words != "–"
     assert found.faults == ("ewc (λ=30): it has no finished run of seed 0",)
 
@@ -118,7 +116,8 @@ def test_grad_cam_by_hand(digits):
     stream, net = build(run.config, 0)
     task, number = stream.tasks[-1], len(stream.tasks) - 1
     rows = [0, 3]
-    (first, second) = saliency.look(net, stream, rows, Machine())
+    learner = load_learner(net, run.config, run)
+    (first, second) = saliency.look(learner, stream, rows)
     layer = saliency.last_convolution(net.backbone)
     kept = []
     hook = layer.register_forward_hook(lambda module, given, output: kept.append(output))
@@ -133,13 +132,13 @@ def test_grad_cam_by_hand(digits):
     colours = mpl.colormaps["inferno"]((heat / heat.max().clamp(min=1e-9)).numpy())[..., :3] * 255
     expected = 0.5 * saliency.scene(stream, 3).image + 0.5 * colours
     assert np.abs(second.heat - expected).max() <= 1
-    assert (first.predicted, second.predicted) == tuple(predicted.tolist())
+    assert (first.predicted, second.predicted) == tuple(task.class_name(number) for number in predicted.tolist())
     assert second.correct == (int(predicted[1]) == int(task.test.targets[3]))
 
 
 def test_grad_cam_in_the_page_marks_right_and_wrong(digits):
     pytest.importorskip("captum")
-    found = pictures_of(digits)
+    found = tiles_of(digits)
     assert found.head == ("image", "finetune", "ewc (λ=30)")
     last = [build(digits[0].config, seed)[0].tasks[-1].name for seed in (0, 1)]
     assert [name for name, _ in found.rows] == [*[f"seed 0: {last[0]}"] * 2, *[f"seed 1: {last[1]}"] * 2]
@@ -154,8 +153,8 @@ def test_grad_cam_in_the_page_marks_right_and_wrong(digits):
 
 def test_a_method_without_its_weights_is_named_and_the_others_are_shown(digits):
     pytest.importorskip("captum")
-    (digits[1].readings[1].run.path / "weights" / "task5.safetensors").unlink()
-    found = pictures_of(digits)
+    (digits[1].readings[1].run.path / "learner.safetensors").unlink()
+    found = tiles_of(digits)
     assert len(found.faults) == 1
     assert found.faults[0].startswith("ewc (λ=30): ")
     assert found.rows[0][1][2].state
@@ -163,8 +162,8 @@ def test_a_method_without_its_weights_is_named_and_the_others_are_shown(digits):
 
 
 def test_without_captum_it_says_what_to_install(digits, monkeypatch):
-    monkeypatch.setattr(pictures, "captum_is_there", lambda: False)
-    assert pictures_of(digits).missing == 'Grad-CAM needs captum: pip install "afec[explain]"'
+    monkeypatch.setattr(tiles_module, "captum_is_there", lambda: False)
+    assert tiles_of(digits).missing == 'Grad-CAM needs captum: pip install "afec[explain]"'
 
 
 def test_without_the_data_it_says_so(tmp_path, monkeypatch):
@@ -172,7 +171,7 @@ def test_without_the_data_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("AFEC_DATA", str(tmp_path / "nothing"))
     for method in ("finetune", "ewc"):
         written(tmp_path / "runs", method, 0, learned(3, 0.5), (4,) * 3, (0,) * 3, "cifar100-sc")
-    found = pictures_of(lines([(run.config, run) for run in find_runs(tmp_path / "runs")]))
+    found = tiles_of(rows_of([(run.config, run) for run in find_runs(tmp_path / "runs")]))
     assert found.missing.startswith("no picture from the weights: ")
     assert "cifar" in found.missing.lower()
 

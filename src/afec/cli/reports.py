@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,20 +17,24 @@ from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
 from afec.lab.spec import value_of
 from afec.methods.expression import FINETUNE, terms_of
 from afec.naming import unknown
-from afec.report.drawn import draw_figure
-from afec.report.export import to_csv, to_latex, to_markdown
 from afec.report.figures import FIGURES as CHARTS
-from afec.report.page import Drawn, page
-from afec.report.picture import draw_study, heading
+from afec.report.page import TileCache, page
+from afec.report.plot import draw_figure
 from afec.report.reading import Reading, damaged, read
-from afec.report.sheet import ordered
-from afec.report.table import lines, one_problem, readable, show_tables
+from afec.report.rows import Row, one_problem, ordered, problems, readable, rows_of
+from afec.report.study_figure import draw_study, heading
+from afec.report.study_tables import print_tables, tables_of, to_csv
+from afec.report.table import Table, to_latex, to_markdown
 
 __all__ = ["FIGURES", "PICTURES", "check_out", "report", "write"]
 
 PICTURES = (".png", ".svg", ".pdf")
 FIGURES = ("study", *CHARTS)
-TABLES = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}
+TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
+    ".csv": to_csv,
+    ".md": lambda rows: to_markdown(_tables(rows)),
+    ".tex": lambda rows: to_latex(_tables(rows)),
+}
 PAGES = (".html",)
 PARTS = ("config.toml", "env.json", "scores.csv", "transfer.csv", "events.jsonl", "FAILED", "DONE")
 WATCH_SECONDS = 5.0
@@ -59,7 +64,7 @@ def report(
             f"no finished run under {root} fits{' ' + ' '.join(where) if where else ''}; there is: {_in_words(states)}"
         )
     if out is None:
-        show_tables(console, done)
+        print_tables(console, done)
     else:
         _write_file(console, done, out, figure)
     console.print(_in_words(states), highlight=False, soft_wrap=True)
@@ -73,15 +78,19 @@ def write(console: Console, runs: Runs, out: Path, figure: str | None, where: li
         raise RunError(f"no run of the study fits {' '.join(where)}; change `where` of {out.name}")
     if out.suffix in PAGES:
         command = shlex.join(["afec", *sys.argv[1:]])
-        _write(out, page([read(config, run) for config, run in done], str(root), command, watching=False, drawn={}))
+        _write(out, page([read(config, run) for config, run in done], str(root), command, watching=False, cache={}))
         console.print(f"page: {out}", highlight=False, soft_wrap=True)
     else:
         _write_file(console, done, out, figure)
 
 
+def _tables(rows: Sequence[Row]) -> list[Table]:
+    return [table for mark, group in problems(rows) for table in tables_of(group, mark)]
+
+
 def _write_file(console: Console, done: Runs, out: Path, figure: str | None) -> None:
     if out.suffix in TABLES:
-        _write(out, TABLES[out.suffix](lines(done)))
+        _write(out, TABLES[out.suffix](rows_of(done)))
         console.print(f"table: {out}", highlight=False, soft_wrap=True)
         return
     try:
@@ -96,7 +105,7 @@ def _draw(out: Path, figure: str, done: Runs) -> None:
         draw_study(out, readable(done))
         return
     one_problem(done)
-    rows = ordered(lines(done))
+    rows = ordered(rows_of(done))
     draw_figure(out, CHARTS[figure](rows), heading(rows))
 
 
@@ -104,10 +113,10 @@ def _write_page(console: Console, root: Path, out: Path, where: list[str], *, wa
     """The page, once or again and again until Ctrl-C; what is written last does not reload itself."""
     command = shlex.join(["afec", *sys.argv[1:]])
     library = Library(root, where, watching=watch)
-    drawn: Drawn | None = {} if pictures else None
+    cache: TileCache | None = {} if pictures else None
 
     def write(readings: list[Reading], *, watching: bool) -> None:
-        _write(out, page(readings, str(root), command, watching=watching, drawn=drawn))
+        _write(out, page(readings, str(root), command, watching=watching, cache=cache))
 
     readings = library.readings()
     write(readings, watching=watch)

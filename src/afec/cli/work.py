@@ -5,6 +5,7 @@ Apart from the commands, because pictures and tables take a second to import.
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import warnings
@@ -25,9 +26,11 @@ from afec.lab.progress import LiveProgress
 from afec.lab.tensorboard import check_tensorboard
 from afec.lab.tuning import Plan, rehearse, trials_of, without_grid
 from afec.lab.tuning import tune as tune_method
-from afec.report.picture import draw_study
+from afec.report.rows import Row, readable
 from afec.report.search import draw_search, trials_table
-from afec.report.table import Line, readable, show_tables
+from afec.report.study_figure import draw_study
+from afec.report.study_tables import print_tables
+from afec.report.table import print_table
 
 __all__ = ["How", "console_here", "do", "say_trials", "say_what", "tune"]
 
@@ -54,7 +57,7 @@ class How:
 def say_what(jobs: Sequence[Job], how: How) -> None:
     """The runs of a study, and how long they may take."""
     console, workers = console_here(), how.workers or workers_for(jobs)
-    for label in dict.fromkeys(f"{job.config.benchmark}, {Line(job.config).label}" for job in jobs):
+    for label in dict.fromkeys(f"{job.config.benchmark}, {Row(job.config).label}" for job in jobs):
         console.print(label, highlight=False, soft_wrap=True)
     console.print(
         f"{estimate(jobs, how.runs, workers)}, on {workers} processes; nothing was run",
@@ -83,7 +86,8 @@ def say_trials(plan: Plan, how: How) -> None:
         cost += estimate(jobs, root, workers, also=how.runs)
         earlier = earlier if known and plan.search == "grid" else (*earlier, *stage.space)
     seeds = f"{len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''} for each trial"
-    console.print(f"{seeds}, about {stage.images:.0f} validation images", highlight=False)
+    images = f", about {stage.images:.0f} validation images" if math.isfinite(stage.images) else ""
+    console.print(f"{seeds}{images}", highlight=False)
     console.print(f"{cost}, on {workers} processes; nothing was run", highlight=False, soft_wrap=True)
 
 
@@ -106,7 +110,7 @@ def tune(plan: Plan, how: How, benchmark: str, out: Path | None) -> None:
         except KeyboardInterrupt as stop:
             print("stopped; the same command goes on where it was", file=sys.stderr)
             raise typer.Exit(130) from stop
-    console.print(trials_table(tuned))
+    print_table(console, trials_table(tuned))
     for text in tuned.remarks:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
     file = out or how.runs / plan.benchmark.name / "tune" / f"{tuned.method}-{plan.scale}.toml"
@@ -142,7 +146,7 @@ def do(jobs: Sequence[Job], how: How, picture: Path | None) -> list[tuple[RunCon
             print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop
     runs_done = [(outcome.job.config, outcome.directory) for outcome in outcomes]
-    show_tables(console, runs_done)
+    print_tables(console, runs_done)
     if picture:
         _draw(console, picture, runs_done)
     failed = [outcome for outcome in outcomes if outcome.error]
@@ -166,7 +170,7 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
         raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
     if len({job.config.benchmark for job in jobs}) > 1:
         raise SpecError("--picture draws one benchmark; give one, or leave --picture out")
-    if len({Line(job.config).problem for job in jobs}) > 1:
+    if len({Row(job.config).problem for job in jobs}) > 1:
         raise SpecError(
             "--picture draws runs of the same tasks and net, and --set gives several; leave it out, and draw each with "
             "`afec report --where … -o FILE`"

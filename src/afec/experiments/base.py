@@ -17,12 +17,13 @@ A benchmark file names it, `experiment = "coin.py:Coin"`, and `afec run coin.tom
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from afec.learner import NEVER, Stop, TaskRecord
+from afec.metrics import ANY, FRACTION, Limits
 
 __all__ = [
     "ACCURACY",
@@ -62,17 +63,32 @@ class ScoreKind:
     digits: int = 1
 
     @property
+    def limits(self) -> Limits:
+        """The lowest and the highest score that there can be, as `afec.metrics` takes them."""
+        return self.low, self.high
+
+    @property
     def title(self) -> str:
         """As a table's title has it: `accuracy in %`."""
         return f"{self.name} in {self.unit}" if self.unit else self.name
+
+    @property
+    def in_unit(self) -> str:
+        """What stands behind a number: ` %`, or nothing."""
+        return f" {self.unit}" if self.unit else ""
+
+    @property
+    def in_difference(self) -> str:
+        """What stands behind a difference: ` points`, or nothing."""
+        return f" {self.difference}" if self.difference else ""
 
     def shown(self, score: float) -> str:
         """The score as a table has it, without its unit."""
         return f"{self.factor * score:.{self.digits}f}"
 
 
-ACCURACY = ScoreKind("accuracy", 0, 1, "%", "points", 100, "AAC")
-RETURN = ScoreKind("return", float("-inf"), float("inf"), "", "", 1, "average return")
+ACCURACY = ScoreKind("accuracy", *FRACTION, "%", "points", 100, "AAC")
+RETURN = ScoreKind("return", *ANY, "", "", 1, "average return")
 SCORE_KINDS = {kind.name: kind for kind in (ACCURACY, RETURN)}
 
 
@@ -198,9 +214,9 @@ class Experiment(ABC):
         return tuple(sorted(method.split("+")))
 
     @classmethod
-    def known_terms(cls) -> Iterable[str]:
-        """The names that settings can be given for; empty: any."""
-        return ()
+    def title(cls, method: str) -> str:
+        """The method as tables call it."""
+        return method
 
     @classmethod
     def complete_term(cls, term: str, settings: Section) -> Section:

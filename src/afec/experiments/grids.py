@@ -32,6 +32,7 @@ _AFEC = (
     {"forgetting": (0.01, 0.1, 1, 10, 100), "beta": (0.01, 0.1, 0.5, 0.9, 0.99), "fisher": "exact"},
     {"forgetting": (0.001, 0.01, 0.1, 1, 10), "beta": (0.001, 0.01, 0.1, 0.5, 0.9), "fisher": "empirical"},
 )
+_OWN = ({"strength": (0.1, 1, 10, 100, 1000)},)  # of a method of somebody's own
 DEFAULTS: dict[str, tuple[dict[str, Any], ...]] = {
     "ewc": _EWC,
     "progress-compress": _EWC,
@@ -74,7 +75,7 @@ def search_space(term: str, given: Mapping[str, Any], settings: Mapping[str, Any
     """The grid of one term of a method, for the Fisher kind of its settings: the given one, or else the default one."""
     if not has_grid(term, given, beta=beta):
         here = str(settings.get("fisher", "auto"))
-        fitting = (one for one in DEFAULTS.get(term, ()) if _family(str(one.get("fisher", here))) == _family(here))
+        fitting = (one for one in DEFAULTS.get(term, _OWN) if _family(str(one.get("fisher", here))) == _family(here))
         given = next(fitting, {})
     grids = _numbers(given, term, beta)
     if not grids:

@@ -32,6 +32,11 @@ class Joint(Supervised):
         return method, {}
 
     @classmethod
+    def title(cls, method: str) -> str:
+        """It is no method."""
+        return method
+
+    @classmethod
     def terms(cls, method: str) -> tuple[str, ...]:
         """None."""
         return ()

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -22,7 +22,7 @@ from afec.gaussian import forgetting_from_beta
 from afec.learner import Learner, LinearProbe, Machine, Memo, Schedule, TaskRecord
 from afec.learner import Progress as Epochs
 from afec.methods import AFEC
-from afec.methods.expression import FINETUNE, METHODS, check_settings, make_method, terms_of, whole_settings
+from afec.methods.expression import FINETUNE, check_settings, make_method, name_of, terms_of, whole_settings
 from afec.naming import did_you_mean, unknown, with_defaults
 from afec.nets import NETS, MultiHead, Readout, SingleHead, check_backbone, make_backbone
 from afec.nets.readout import ClassifierKind
@@ -178,7 +178,7 @@ class Supervised(Experiment):
             plain = {key: list(value) if isinstance(value, tuple) else value for key, value in whole.items()}
             return {key: "off" if value is None else value for key, value in plain.items()}
         if section == "stream":
-            check_stream({key: value for key, value in values.items() if key != HOLD_OUT})
+            check_stream(values)
             return with_defaults(STREAMS, values)
         _check_net(values)
         return {**READOUT, **with_defaults(NETS, values)}
@@ -189,9 +189,9 @@ class Supervised(Experiment):
         return terms_of(method)
 
     @classmethod
-    def known_terms(cls) -> Iterable[str]:
-        """The methods."""
-        return METHODS
+    def title(cls, method: str) -> str:
+        """By the names of its terms, wherever they are from."""
+        return name_of(method)
 
     @classmethod
     def complete_term(cls, term: str, settings: Section) -> Section:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -43,13 +44,21 @@ class RunConfig(Setup):
     experiment: str
     score: str
     """The kind of its scores."""
+    title: str = ""
+    """The method as tables call it; a method of somebody's own file has a name of its own."""
     reference: bool = False
     """Whether it is a bound or a reference, and no method: then it competes with none."""
 
     @property
     def label(self) -> str:
         """How a table calls it."""
-        return f"{self.method}@{self.variant}" if self.variant else self.method
+        name = self.title or self.method
+        return f"{name}@{self.variant}" if self.variant else name
+
+    @property
+    def folder(self) -> str:
+        """The method as a directory is called."""
+        return re.sub(r"[^\w.+-]+", "-", self.method).strip("-.")
 
     @property
     def kind(self) -> type[Experiment]:
@@ -147,7 +156,8 @@ def resolve(
         raise SpecError(f"{benchmark.name}: {error}") from error
     return RunConfig(
         name, stream, net, training, settings,
-        benchmark.name, scale, variant, benchmark.experiment, kind.score.name, kind.is_reference,
+        benchmark.name, scale, variant, benchmark.experiment, kind.score.name, kind.title(name),
+        kind.is_reference,
     )  # fmt: skip
 
 
@@ -187,8 +197,7 @@ def _method_of(
     except ValueError as error:
         more = f", {', '.join(references)}" if len(names) == 1 and references and "Known:" in str(error) else ""
         raise SpecError(f"{error}{more}") from error
-    single = set(kind.known_terms()) or {key for key in given if "+" not in key}
-    sums = [table for key, table in given.items() if key not in single and kind.terms(key) == terms]
+    sums = [table for key, table in given.items() if kind.terms(key) == terms != (key,)]
     settings = {
         term: stacked(kind.alternatives, given.get(term, {}), *(s.get(term, {}) for s in sums), sets.get(term, {}))
         for term in terms
@@ -209,8 +218,10 @@ def parse_set(text: str) -> tuple[list[str], list[Any]]:
         )
     if path[0] not in (*SECTIONS, "method"):
         raise SpecError(f"--set {text!r}: {unknown('section', path[0], [*SECTIONS, 'method'])}")
-    if path[0] == "method" and len(path) != 3:
+    if path[0] == "method" and len(path) < 3:
         raise SpecError(f"--set {text!r}: expected method.NAME.setting=value, e.g. method.ewc.strength=10")
+    if path[0] == "method":  # a name may have dots: my/file.py:Mine
+        path = [path[0], ".".join(path[1:-1]), path[-1]]
     if path[0] != "method" and len(path) != 2:
         raise SpecError(f"--set {text!r}: expected {path[0]}.key=value")
     return path, [value_of(part) for part in _at_commas(value)]

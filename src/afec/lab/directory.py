@@ -61,7 +61,7 @@ class RunDirectory:
     @classmethod
     def of(cls, root: Path, config: RunConfig, seed: int) -> RunDirectory:
         """Where the run of this configuration and seed lives."""
-        return cls(root / config.benchmark / config.method / config.hash / f"seed{seed}")
+        return cls(root / config.benchmark / config.folder / config.hash / f"seed{seed}")
 
     @property
     def seed(self) -> int:

@@ -248,7 +248,7 @@ def _check(benchmark: Benchmark, where: str) -> None:
         check_methods(kind, benchmark if prefix == "" else change, f"{where}: {prefix}")
     for name, grids in benchmark.tune.items():
         try:
-            _known_term(kind, name)
+            kind.terms(name)
             kind.check_grid(name, grids)
         except ValueError as error:
             raise SpecError(f"{where}: tune.{name}: {error}".replace(f"{name}: .", f"{name}.")) from error
@@ -263,23 +263,16 @@ def check_methods(kind: type[Experiment], changes: Changes, where: str) -> None:
             raise SpecError(f"{where}method.{place}: {error}") from error
 
 
-def _known_term(kind: type[Experiment], name: str) -> None:
-    known = list(kind.known_terms())
-    if known and name not in known:
-        raise ValueError(unknown("method", name, known))
-
-
 def _settings(kind: type[Experiment], changes: Changes, where: str) -> Iterator[tuple[str, str, Section]]:
     """The place, the method and the settings of each table under [method]."""
-    known = list(kind.known_terms())
     for key, table in changes.method.items():
-        if key in known or (not known and "+" not in key):
-            yield key, key, table
-            continue
         try:
             terms = kind.terms(key)
         except ValueError as error:
             raise SpecError(f"{where}method.{key}: {error}") from error
+        if terms == (key,):
+            yield key, key, table
+            continue
         for name, settings in table.items():
             if name not in terms or not isinstance(settings, dict):
                 expected = f"expected a table of settings for one of {', '.join(terms)}{did_you_mean(name, terms)}"

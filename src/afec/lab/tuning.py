@@ -107,7 +107,8 @@ class Tuned:
         """One line a trial and seed."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["stage", "settings", "seed_number", "validation_aac"])
+        average = self.kind.score.average.lower().replace(" ", "_")
+        writer.writerow(["stage", "settings", "seed_number", f"validation_{average}"])
         for trial in self.trials:
             settings = " ".join(f"{key}={repr(value).removesuffix('.0')}" for key, value in trial.values.items())
             for place, score in enumerate(trial.scores or (math.nan,)):
@@ -120,7 +121,8 @@ def stages(config: RunConfig, *, together: bool) -> list[tuple[str, tuple[str, .
     found = config.kind.stages(config.method, together=together)
     if not any(terms for _, terms in found):
         raise SpecError(f"{config.method} has nothing to tune; give a method with a strength, such as ewc or ewc+afec")
-    return [(method + config.label.removeprefix(config.method), terms) for method, terms in found]
+    suffix = f"@{config.variant}" if config.variant else ""
+    return [(method + suffix, terms) for method, terms in found]
 
 
 @dataclass(frozen=True)
@@ -307,9 +309,11 @@ def _trials(
     for place, point in enumerate(points):
         own = runs[place * len(plan.seeds) : (place + 1) * len(plan.seeds)]
         done = [run for run in own if run is not None and run.done]
-        scores = tuple(aac(run.matrix("validation")) for run in done) if len(done) == len(own) else ()
+        kind = plan.benchmark.kind.score
+        matrices = [run.matrix("validation") for run in done] if len(done) == len(own) else []
+        scores = tuple(aac(matrix, limits=kind.limits) for matrix in matrices)
         values = {**stage.kept, **point}
-        yield Trial(stage.method, values, scores if all(map(math.isfinite, scores)) else (), stage.images)
+        yield Trial(stage.method, values, scores if all(map(math.isfinite, scores)) else (), stage.images, kind)
 
 
 def _config(plan: Plan, stage: Stage, values: Mapping[str, float]) -> RunConfig:

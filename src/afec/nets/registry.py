@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from afec.naming import check_section, fault
+from afec.naming import Record, Registry, check_section, fault
 from afec.nets.alexnet import AlexNet
 from afec.nets.cnn6 import CNN6
 from afec.nets.lenet import LeNet
@@ -21,41 +19,29 @@ from afec.nets.vgg import vgg11, vgg11bn
 __all__ = ["NETS", "NetRecord", "check_backbone", "make_backbone"]
 
 
-@dataclass(frozen=True)
-class NetRecord:
-    """One backbone that can be named."""
-
-    name: str
-    function: Callable[..., nn.Module]
-    """Takes the options and gives a backbone with an attribute `out_features`."""
-    description: str
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The names of its options."""
-        return tuple(inspect.signature(self.function).parameters)
-
-
-NETS: dict[str, NetRecord] = {
-    record.name: record
-    for record in (
-        NetRecord("digits", DigitsBackbone, "two convolutions and a hidden layer, for grey images of 8×8 pixels"),
-        NetRecord("lenet", LeNet, "two convolutions and two hidden layers, for colour images of 32×32 pixels"),
-        NetRecord("vgg11", vgg11, "VGG11's eight convolutions, for colour images of 32×32 pixels"),
-        NetRecord("vgg11bn", vgg11bn, "VGG11 with batch-norm, its statistics shared by all tasks or each task's own"),
-        NetRecord("resnet10", ResNet10, "a residual net of four blocks with batch-norm, like vgg11bn"),
-        NetRecord("cnn6", CNN6, "the paper's six convolutions and a hidden layer, for colour images of 32×32 pixels"),
-        NetRecord("omniglot", OmniglotNet, "four convolutions, for grey images of 28×28 pixels"),
-        NetRecord("alexnet", AlexNet, "AlexNet without its head, for colour images of 224×224 pixels"),
-    )
-}
+NetRecord = Record
+NETS = Registry(
+    "net",
+    (
+        Record("digits", DigitsBackbone, "two convolutions and a hidden layer, for grey images of 8×8 pixels"),
+        Record("lenet", LeNet, "two convolutions and two hidden layers, for colour images of 32×32 pixels"),
+        Record("vgg11", vgg11, "VGG11's eight convolutions, for colour images of 32×32 pixels"),
+        Record("vgg11bn", vgg11bn, "VGG11 with batch-norm, its statistics shared by all tasks or each task's own"),
+        Record("resnet10", ResNet10, "a residual net of four blocks with batch-norm, like vgg11bn"),
+        Record("cnn6", CNN6, "the paper's six convolutions and a hidden layer, for colour images of 32×32 pixels"),
+        Record("omniglot", OmniglotNet, "four convolutions, for grey images of 28×28 pixels"),
+        Record("alexnet", AlexNet, "AlexNet without its head, for colour images of 224×224 pixels"),
+    ),
+)
+"""The backbones; each takes its options and gives a module with an attribute `out_features`."""
 
 
 def make_backbone(name: str, **options: Any) -> nn.Module:
-    """The backbone called `name`, with its options; what there is, `NETS` lists."""
+    """The backbone called `name`, with its options; `NETS` lists them."""
     if found := fault("net", NETS, name, options):
         raise ValueError(found[1])
-    return NETS[name].function(**options)
+    net: nn.Module = NETS[name].make(**options)
+    return net
 
 
 def check_backbone(section: Mapping[str, Any]) -> None:

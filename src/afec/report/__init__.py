@@ -1,6 +1,6 @@
-"""Tables and pictures of what came out."""
+"""Tables and figures of what came out."""
 
-from afec.report.circle import Panel, draw_circles
-from afec.report.paired import Paired, mean_and_std, paired
+from afec.report.circles import Panel, draw_circles
+from afec.report.statistics import PairedDifference, mean_and_std, paired_difference
 
-__all__ = ["Paired", "Panel", "draw_circles", "mean_and_std", "paired"]
+__all__ = ["PairedDifference", "Panel", "draw_circles", "mean_and_std", "paired_difference"]

@@ -1,4 +1,4 @@
-"""What a figure shows, apart from how it is drawn: `svg.py` draws it into the page, `drawn.py` into a file."""
+"""What a figure shows, apart from how it is drawn: `svg.py` draws it into the page, `plot.py` into a file."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ class Lines:
     log_x: bool = False
     bands: bool = True
     """Crosses at the points otherwise, as wide and high as one standard deviation."""
+    limits: tuple[float, float] = (-math.inf, math.inf)
+    """The lowest and the highest value that there can be: the axes show no more."""
 
     @property
     def error_bars(self) -> bool:
@@ -80,14 +82,26 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heat:
-    """A[i, j] of one method in per cent, the mean over its seeds."""
+    """A[i, j] of one method, the mean over its seeds."""
 
     title: str
     values: NDArray[np.float64]
     """(T + 1, T): row 0 at random initialisation."""
     names: tuple[str, ...]
-    """Of the tasks."""
+    """The names of the tasks."""
     seeds: int
+    score: str
+    """What a number is, such as `accuracy in %`."""
+    unit: str
+    """What stands behind a number: ` %`, or nothing."""
+    limits: tuple[float, float]
+    """The values of the darkest and of the brightest cell."""
+    digits: int = 0
+
+    def level(self, value: float) -> float:
+        """Where a value lies between dark, 0, and bright, 1."""
+        low, high = self.limits
+        return min(max((value - low) / ((high - low) or 1.0), 0.0), 1.0)
 
 
 Chart = Lines | Bars | Heat

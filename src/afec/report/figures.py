@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afec.metrics import aac_curve, new_task_accuracy
+from afec.experiments import ScoreKind
+from afec.metrics import new_task_accuracy
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
-from afec.report.paired import mean_and_std, number
 from afec.report.reading import mean
-from afec.report.strength import PANELS, Series, series_of
-from afec.report.table import Line
+from afec.report.rows import Row
+from afec.report.statistics import mean_and_std, number
 
-__all__ = ["FIGURES", "MOST", "drawn_methods", "figures_of"]
+__all__ = ["FIGURES", "MOST", "Series", "figures_of", "series_of", "shown_rows"]
 
 CAPTIONS = {
-    "accuracy": ("Mean accuracy of all the tasks learned so far, after each of them."),
-    "new-tasks": (
-        "Accuracy of each task just after it was learned: where holding on to the old tasks hinders a new one, "
-        "it is seen here."
-    ),
-    "transfer": (
-        "Forward transfer: what having learned other tasks does for a new one, before it is learned (the paper's "
-        "formula; with a fresh head for each task it is near zero whatever the method does) and after, against the "
-        "same task learned alone from random weights. Backward transfer: what old tasks have gained or lost since "
-        "they were learned. Whiskers: ± one standard deviation."
-    ),
-    "matrix": (
-        "Accuracy of every task (columns) after each step (rows; the first row is at random initialisation), in %, "
-        "the mean over the seeds. On the diagonal a task is new; below it, old; above it, not learned yet. "
-        "Dark is 0 %, bright is 100 %."
-    ),
-    "strength": (
-        "Over the seeds that every strength has, with and without AFEC. These are test accuracies: for choosing a "
-        "strength there is `afec tune`."
-    ),
+    "accuracy": "The mean {score} of all the tasks learned so far, after each of them.",
+    "all-classes": "Accuracy over all classes so far, after each phase; the first is the base phase. Their mean is the average "
+    "incremental accuracy.",
+    "new-tasks": "The {score} of each task just after it was learned: where holding on to the old tasks hinders a new one, "
+    "it is seen here.",
+    "transfer": "Forward transfer: what having learned other tasks does for a new one, before it is learned (the paper's "
+    "formula; with a fresh head for each task it is near zero whatever the method does) and after, against the "
+    "same task learned alone from random weights. Backward transfer: what old tasks have gained or lost since "
+    "they were learned. Whiskers: ± one standard deviation.",
+    "matrix": "The {score} of every task (columns) after each step (rows; the first row is at random initialisation), "
+    "the mean over the seeds. On the diagonal a task is new; below it, old; above it, not learned yet. "
+    "Dark is {low}, bright is {high}.",
+    "strength": "Over the seeds that every strength has, with and without AFEC. These are test scores: for choosing a "
+    "strength there is `afec tune`.",
     "trade-off": "After the last task; further to the upper right is better. ",
-    "cost": (
-        "Compute: samples learned from or measured on, θ_e, Fisher and importance included. A training that no guard touches "
-        "(the first task, θ_e) is done once and shared between runs, so time can be less than compute says. Memory: "
-        "the peak of the process."
-    ),
+    "cost": "Compute: samples learned from or measured on, θ_e, Fisher and importance included. A training that no guard "
+    "touches (the first task, θ_e) is done once and shared between runs, so time can be less than compute says. Memory: "
+    "the peak of the process.",
 }
 BANDS = " Bands: ± one standard deviation over the seeds."
 ERROR_BARS = (
@@ -53,16 +46,17 @@ ERROR_BARS = (
 )
 ONE_SEED = " One seed: the spread over seeds is not known."
 NO_NUMBERS = "there is no finished run that has these numbers"
-ONE_TASK = "there is only one task; the table has its accuracy"
+ONE_TASK = "there is only one task; the table has its score"
 TWO_POINTS = "there are only two points; a line through them would say no more than their numbers"
 ONE_ROW = "there is only one row to draw, and nothing to compare it with; the table has its numbers"
 ALL_ZERO = "it is zero for every row"
 SINGLE_RUNS = (
     "each row has one seed only, so a difference may be chance; the table has the numbers, and `--seeds` runs more"
 )
+POOLED = "there is no BWT or FWT in the scenario `class`; the table has old and new classes apart"
 MOST = 12
 """Methods in one figure: more colours than that nobody tells apart."""
-Rows = Sequence[Line]
+Rows = Sequence[Row]
 
 
 def figures_of(rows: Rows) -> list[Figure]:
@@ -70,33 +64,48 @@ def figures_of(rows: Rows) -> list[Figure]:
     return [make(rows) for make in FIGURES.values()]
 
 
-def accuracy(rows: Rows) -> Figure:
-    """Averaged accuracy of the tasks so far."""
-    shown, more = drawn_methods(rows)
-    traces = tuple(_curve(rows, row, aac_curve) for row in shown)
-    chart = Lines("averaged accuracy of the tasks so far", "tasks learned", "test accuracy, %", traces)
-    return _figure("accuracy", "Averaged accuracy over the tasks", CAPTIONS["accuracy"] + more, chart)
+def average_curves(rows: Rows) -> Figure:
+    """The average over the tasks so far, or over all classes so far."""
+    shown, more = shown_rows(rows)
+    traces = tuple(_curve(rows, row, row.curves) for row in shown)
+    kind, pooled = rows[0].kind, rows[0].pooled
+    if pooled:
+        title, caption, x_label = "Accuracy over all classes so far", CAPTIONS["all-classes"], "phases learned"
+    else:
+        title, x_label = f"{kind.average} over the tasks so far", "tasks learned"
+        caption = CAPTIONS["accuracy"].format(score=kind.name)
+    chart = Lines(title, x_label, _axis(kind), traces, limits=_limits(kind))
+    return _figure("accuracy", title, caption + more, chart)
 
 
 def new_tasks(rows: Rows) -> Figure:
-    """The accuracy of each new task just after it was learned."""
-    shown, more = drawn_methods(rows, scratch=True)
-    traces = tuple(_curve(rows, row, new_task_accuracy) for row in shown)
-    chart = Lines("accuracy of each new task", "task", "test accuracy, %", traces)
-    return _figure("new-tasks", "Learning each new task", CAPTIONS["new-tasks"] + more, chart)
+    """The score of each new task just after it was learned."""
+    shown, more = shown_rows(rows, scratch=True)
+    kind = rows[0].kind
+    traces = tuple(
+        _curve(rows, row, [new_task_accuracy(one.scores(), limits=kind.limits) for one in row.every_reading])
+        for row in shown
+    )
+    chart = Lines(f"{kind.name} of each new task", "task", _axis(kind), traces, limits=_limits(kind))
+    caption = CAPTIONS["new-tasks"].format(score=kind.name) + more
+    return _figure("new-tasks", "Learning each new task", caption, chart)
 
 
 def transfer(rows: Rows) -> Figure:
     """BWT and both FWT as bars."""
-    shown, more = drawn_methods(rows)
+    if rows[0].pooled:
+        return Figure("transfer", "Knowledge transfer", "", missing=POOLED)
+    shown, more = shown_rows(rows)
+    kind = rows[0].kind
     panels = {
         "fwt_zero_shot": "FWT, zero-shot (the paper's formula)",
         "fwt_vs_scratch": "FWT against learning from scratch",
         "bwt": "BWT",
     }
-    charts = [
-        _bars(rows, shown, title, "points", partial(_metric, metric=metric), 100) for metric, title in panels.items()
-    ]
+    charts = []
+    for metric, title in panels.items():
+        values = [(row, [kind.factor * value for value in row.values(metric)]) for row in shown]
+        charts.append(_bars(rows, values, title, kind.difference, kind.digits))
     known = any("scratch" in row.config.method for row in rows)
     caption = CAPTIONS["transfer"] + more + ("" if known else NO_SCRATCH)
     return _of_several_seeds(shown, _figure("transfer", "Knowledge transfer", caption, *charts))
@@ -107,105 +116,92 @@ NO_SCRATCH = " There is no `scratch` run here; add `--method scratch` for the fo
 
 def matrices(rows: Rows) -> Figure:
     """A[i, j], one heat map for each method."""
-    shown, more = drawn_methods(rows)
-    charts = []
-    for row in shown:
-        every = [one.matrix for _, one in sorted(row.readings.items()) if one.matrix is not None]
-        sizes = {matrix.shape for matrix in every}
-        if len(sizes) == 1:
-            names = next(iter(row.readings.values())).names
-            charts.append(Heat(row.label, 100 * np.mean(every, axis=0), names, len(every)))
-    return _figure("matrix", "Accuracy of every task after every task, A[i, j]", CAPTIONS["matrix"] + more, *charts)
+    shown, more = shown_rows(rows)
+    kind = rows[0].kind
+    every = [(row, [one.scores() for one in row.every_reading]) for row in shown]
+    means = [(row, kind.factor * np.mean(found, axis=0)) for row, found in every if len({m.shape for m in found}) == 1]
+    low, high = _limits(kind)
+    if math.isinf(high - low):  # then as far as the numbers go, the same in every map
+        known = [value for _, values in means for value in values[np.isfinite(values)]] or [0.0]
+        low, high = float(min(known)), float(max(known))
+    digits = 0 if high - low > 20 else kind.digits
+    charts = [
+        Heat(
+            row.label,
+            values,
+            row.every_reading[0].names,
+            len(row.readings),
+            kind.title,
+            kind.in_unit,
+            (low, high),
+            digits,
+        )
+        for row, values in means
+    ]
+    ends = {"low": f"{number(low, digits)}{kind.in_unit}", "high": f"{number(high, digits)}{kind.in_unit}"}
+    caption = CAPTIONS["matrix"].format(score=kind.title, **ends) + more
+    return _figure("matrix", f"The {kind.name} of every task after every task, A[i, j]", caption, *charts)
 
 
 def strength(rows: Rows) -> Figure:
-    """Accuracy against λ, with and without AFEC."""
-    title = "Accuracy against the strength of the regulariser"
+    """Old tasks, the new task and the average against λ, with and without AFEC."""
+    kind, parts = rows[0].kind, rows[0].parts
+    title = f"The {kind.name} against the strength of the regulariser"
     try:
         found = series_of(rows)
     except ValueError as error:
         return Figure("strength", title, "", missing=str(error))
     charts = []
-    first = _first_colours(found)
-    for regulariser, every in found.items():
-        for metric, name in PANELS.items():
-            traces = []
-            for place, series in enumerate(every[:MOST], start=first[regulariser]):
-                weights = sorted(series.points)
-                pairs = [_percent(series.points[w], metric) for w in weights]
-                seeds = min(len(point.metrics) for point in series.points.values())
-                means, spreads = zip(*pairs, strict=True)
-                marks = tuple(f"λ={w:g}" for w in weights)
-                traces.append(Trace(series.label, place, tuple(weights), means, spreads, seeds, marks=marks))
-            charts.append(Lines(f"{regulariser}: {name}", "strength λ", "test accuracy, %", tuple(traces), log_x=True))
+    for regulariser, every in _coloured(found).items():
+        for metric, name in ((parts.old, "old tasks"), (parts.new, "new task"), (parts.average, "average")):
+            traces = tuple(_along(*one, metric) for one in every)
+            heading = f"{regulariser}: {name}"
+            charts.append(Lines(heading, "strength λ", _axis(kind), traces, log_x=True, limits=_limits(kind)))
     return _figure("strength", title, CAPTIONS["strength"], *charts)
 
 
 def trade_off(rows: Rows) -> Figure:
-    """Old tasks against the new one."""
-    title = "Old tasks against the new one"
+    """Old tasks against the new one: along the strengths of a grid, or one point for each row."""
+    title, arms = "Old tasks against the new one", "Arms: ± one standard deviation over the seeds."
+    kind, parts = rows[0].kind, rows[0].parts
+    x_label, y_label = (f"{name}, {kind.unit}" if kind.unit else name for name in ("old tasks", "new task"))
+    shown, more = shown_rows(rows)
     try:
-        grids = series_of(rows)
+        groups = _coloured(series_of(rows))
     except ValueError:
-        grids = {}
+        groups = {}
+    alone = not groups
+    if alone:
+        groups = {"old against new": [(Series(row.label, {0.0: row}), _colour(rows, row)) for row in shown]}
     charts = []
-    first = _first_colours(grids)
-    for regulariser, every in grids.items():
-        traces = []
-        for place, series in enumerate(every[:MOST], start=first[regulariser]):
-            points = [series.points[w] for w in sorted(series.points)]
-            old, new = (
-                [mean_and_std([100 * v for v in p.values(m)]) for p in points] for m in ("old_accuracy", "new_accuracy")
-            )
-            marks = tuple(f"λ={w:g}" for w in sorted(series.points))
-            seeds = min(len(p.metrics) for p in points)
-            traces.append(
-                Trace(
-                    series.label,
-                    place,
-                    *_columns(old)[:1],
-                    *_columns(new),
-                    seeds,
-                    marks=marks,
-                    spread_x=_columns(old)[1],
-                )
-            )
-        charts.append(Lines(regulariser, "old tasks, %", "new task, %", tuple(traces), bands=False))
-    if not charts:
-        shown, more = drawn_methods(rows)
-        traces = []
-        for row in shown:
-            old_one, new_one = _percent(row, "old_accuracy"), _percent(row, "new_accuracy")
-            x, y, spread, side = ((value,) for value in (old_one[0], *new_one, old_one[1]))
-            traces.append(Trace(row.label, _colour(rows, row), x, y, spread, len(row.metrics), spread_x=side))
-        traces = [one for one in traces if not math.isnan(one.x[0] + one.y[0])]
-        charts = [Lines("old against new", "old tasks, %", "new task, %", tuple(traces), bands=False)] if traces else []
-        caption = f"{CAPTIONS['trade-off']}Arms: ± one standard deviation over the seeds.{more}"
-        return _of_several_seeds(shown, _figure("trade-off", title, caption, *charts))
-    more = "Each line goes along the strengths of one method. Arms: ± one standard deviation over the seeds."
-    return _figure("trade-off", title, CAPTIONS["trade-off"] + more, *charts)
+    for name, every in groups.items():
+        found = [_along(*one, parts.new, parts.old, marks=not alone) for one in every]
+        traces = tuple(one for one in found if not math.isnan(one.x[0] + one.y[0]))
+        charts += [Lines(name, x_label, y_label, traces, bands=False, limits=_limits(kind))] if traces else []
+    if alone:
+        return _of_several_seeds(shown, _figure("trade-off", title, CAPTIONS["trade-off"] + arms + more, *charts))
+    caption = f"{CAPTIONS['trade-off']}Each line goes along the strengths of one method. {arms}"
+    return _figure("trade-off", title, caption, *charts)
 
 
 def cost(rows: Rows) -> Figure:
     """Compute, time and memory."""
-    shown, more = drawn_methods(rows, scratch=True)
+    shown, more = shown_rows(rows, scratch=True)
     unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune"])
     charts = []
     if unit > 0:
-
-        def compute(row: Line) -> list[float]:
-            return [samples / unit for samples in row.samples.values()]
-
-        charts.append(_bars(rows, shown, "compute, relative to finetune", "×", compute, 1, 2))
+        compute = [(row, [samples / unit for samples in row.samples.values()]) for row in shown]
+        charts.append(_bars(rows, compute, "compute, relative to finetune", "×", 2))
     for key, title, name in (("cpu_seconds", "CPU time", "s"), ("peak_memory_mb", "peak memory", "MB")):
-        values = [value for row in shown for value in _spent(row, key)]
-        scale, unit_name = (1 / 3600, "h") if name == "s" and values and max(values) > 7200 else (1, name)
-        charts.append(_bars(rows, shown, title, unit_name, partial(_spent, key=key), scale))
+        most = max((value for row in shown for value in row.spent(key)), default=0)
+        scale, unit_name = (1 / 3600, "h") if name == "s" and most > 7200 else (1, name)
+        values = [(row, [scale * value for value in row.spent(key)]) for row in shown]
+        charts.append(_bars(rows, values, title, unit_name))
     return _figure("cost", "What each method costs", CAPTIONS["cost"] + more, *charts)
 
 
 FIGURES: dict[str, Callable[[Rows], Figure]] = {
-    "accuracy": accuracy,
+    "accuracy": average_curves,
     "new-tasks": new_tasks,
     "transfer": transfer,
     "matrix": matrices,
@@ -215,19 +211,20 @@ FIGURES: dict[str, Callable[[Rows], Figure]] = {
 }
 
 
-def _metric(row: Line, metric: str) -> list[float]:
-    return row.values(metric)
+def _shown(row: Row, metric: str) -> tuple[float, float]:
+    """Mean and standard deviation as they are shown."""
+    return mean_and_std([row.kind.factor * value for value in row.values(metric)])
 
 
-def _percent(row: Line, metric: str) -> tuple[float, float]:
-    return mean_and_std([100 * value for value in row.values(metric)])
+def _axis(kind: ScoreKind) -> str:
+    return f"test {kind.name}, {kind.unit}" if kind.unit else f"test {kind.name}"
 
 
-def _spent(row: Line, key: str) -> list[float]:
-    return [one.cost[key] for one in row.readings.values() if key in one.cost]
+def _limits(kind: ScoreKind) -> tuple[float, float]:
+    return kind.factor * kind.low, kind.factor * kind.high
 
 
-def drawn_methods(rows: Rows, *, scratch: bool = False) -> tuple[list[Line], str]:
+def shown_rows(rows: Rows, *, scratch: bool = False) -> tuple[list[Row], str]:
     """The rows that are drawn, and what to say about the others."""
     every = [row for row in rows if row.metrics and (scratch or row.config.method != "scratch")]
     rest = len(every) - MOST
@@ -235,7 +232,7 @@ def drawn_methods(rows: Rows, *, scratch: bool = False) -> tuple[list[Line], str
     return every[:MOST], more
 
 
-def _colour(rows: Rows, row: Line) -> int:
+def _colour(rows: Rows, row: Row) -> int:
     return next(place for place, one in enumerate(rows) if one is row)
 
 
@@ -243,24 +240,30 @@ def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], t
     return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
 
 
-def _curve(rows: Rows, row: Line, of: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Trace:
-    curves = [of(one.matrix) for _, one in sorted(row.readings.items()) if one.matrix is not None]
+def _curve(rows: Rows, row: Row, curves: Sequence[NDArray[np.float64]]) -> Trace:
     length = min(map(len, curves))
-    pairs = [mean_and_std([100 * float(curve[place]) for curve in curves]) for place in range(length)]
+    pairs = [mean_and_std([row.kind.factor * float(curve[place]) for curve in curves]) for place in range(length)]
     x = tuple(float(place + 1) for place in range(length))
     return Trace(row.label, _colour(rows, row), x, *_columns(pairs), len(curves), dashed=row.config.reference)
 
 
-def _bars(
-    rows: Rows, shown: Rows, title: str, unit: str, values: Callable[[Line], list[float]], scale: float, digits: int = 1
-) -> Bars:
+def _along(series: Series, colour: int, metric: str, across: str = "", *, marks: bool = True) -> Trace:
+    """One method along its strengths: a metric against λ, or against the metric `across`."""
+    points = [series.points[weight] for weight in sorted(series.points)]
+    y, spread = _columns([_shown(point, metric) for point in points])
+    x, side = _columns([_shown(point, across) for point in points]) if across else (tuple(sorted(series.points)), ())
+    names = tuple(f"λ={weight:g}" for weight in sorted(series.points)) if marks else ()
+    seeds = min(len(point.metrics) for point in points)
+    return Trace(series.label, colour, x, y, spread, seeds, marks=names, spread_x=side)
+
+
+def _bars(rows: Rows, shown: Sequence[tuple[Row, list[float]]], title: str, unit: str, digits: int = 1) -> Bars:
     traces = []
-    for row in shown:
-        known = [scale * value for value in values(row)]
-        if known and not any(map(math.isnan, known)):
-            centre, spread = mean_and_std(known)
+    for row, values in shown:
+        if values and not any(map(math.isnan, values)):
+            centre, spread = mean_and_std(values)
             dashed = row.config.reference
-            traces.append(Trace(row.label, _colour(rows, row), (0,), (centre,), (spread,), len(known), dashed=dashed))
+            traces.append(Trace(row.label, _colour(rows, row), (0,), (centre,), (spread,), len(values), dashed=dashed))
     return Bars(title, unit, tuple(traces), digits)
 
 
@@ -309,9 +312,52 @@ def _spread_in_words(charts: Sequence[Chart]) -> str:
     return (BANDS if False in kinds else "") + (ERROR_BARS if True in kinds else "")
 
 
-def _first_colours(found: Mapping[str, Sequence[Series]]) -> dict[str, int]:
-    """The first colour of each regulariser: charts of one figure share a legend, so no colour may stand for two methods."""
-    first, used = {}, 0
-    for regulariser, every in found.items():
-        first[regulariser], used = used, used + len(every[:MOST])
-    return first
+@dataclass
+class Series:
+    """One method along its strengths, everything else alike."""
+
+    label: str
+    points: dict[float, Row] = field(default_factory=dict)
+    """The rows by their λ."""
+
+
+def series_of(rows: Rows) -> dict[str, list[Series]]:
+    """The series of each regulariser (`ewc`, `mas`, …) that have at least two strengths, of the rows of one problem."""
+    found: dict[str, dict[str, Series]] = {}
+    for row in rows:
+        strong = [term for term, settings in row.config.settings.items() if "strength" in settings]
+        if len(strong) == 1:
+            term = strong[0]
+            own = {key: value for key, value in row.config.settings[term].items() if key != "strength"}
+            alike = replace(row.config, settings={**row.config.settings, term: own})
+            key = repr((alike.label, alike.settings, alike.training))
+            series = found.setdefault(term, {}).setdefault(key, Series(Row(alike).name))
+            series.points[float(row.config.settings[term]["strength"])] = row
+    grids = {term: [one for one in every.values() if len(one.points) > 1] for term, every in found.items()}
+    grids = {term: every for term, every in grids.items() if every}
+    if not grids:
+        raise ValueError(
+            "there is no method with two strengths among the finished runs; run a grid first, e.g. "
+            "`--set method.ewc.strength=10,100,1000`"
+        )
+    for term, every in grids.items():
+        _keep_common_seeds(term, every)
+    return grids
+
+
+def _keep_common_seeds(name: str, every: Sequence[Series]) -> None:
+    """A point of other seeds than its neighbour would be compared with it all the same."""
+    common = set.intersection(*(set(row.metrics) for series in every for row in series.points.values()))
+    if not common:
+        raise ValueError(
+            f"no seed has all strengths of {name}, with and without AFEC; run what is missing, or use --where"
+        )
+    for series in every:
+        for weight, row in series.points.items():  # the rows themselves belong to the table
+            series.points[weight] = replace(row, metrics={seed: row.metrics[seed] for seed in common})
+
+
+def _coloured(found: Mapping[str, Sequence[Series]]) -> dict[str, list[tuple[Series, int]]]:
+    """The series with their colours: charts of one figure share a legend, so no colour may stand for two methods."""
+    colours = itertools.count()
+    return {regulariser: [(one, next(colours)) for one in every[:MOST]] for regulariser, every in found.items()}

@@ -16,15 +16,15 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from afec.report.chart import Figure
-from afec.report.export import latex_of, to_csv, to_markdown
 from afec.report.figures import figures_of
-from afec.report.markup import clean, prose
-from afec.report.pictures import NOTHING, Pictures, pictures_of
+from afec.report.html import clean, prose
 from afec.report.reading import STATES, Reading, mean
 from afec.report.reproduce import Command, command_for
-from afec.report.sheet import Sheet, after_tasks, differences, of_values, ordered, results
+from afec.report.rows import Row, ordered, problems, rows_of_readings
+from afec.report.study_tables import metrics_of, score_cell, tables_of, to_csv
 from afec.report.svg import draw, marker
-from afec.report.table import Line, lines_of, problems
+from afec.report.table import Table, to_latex, to_markdown
+from afec.report.tiles import NOTHING, Tiles, tiles_of
 from afec.report.trust import Verdict, missing_runs, verdicts
 
 __all__ = ["Study", "page", "studies"]
@@ -38,8 +38,8 @@ SURE = {
     "inside Student's": "; zero is inside Student's interval",
 }
 """What a headline says of zero and the bootstrap's interval, which it shows."""
-Drawn = dict[str, tuple[list[Reading], Pictures]]
-"""The pictures of each study, and the runs that they are of."""
+TileCache = dict[str, tuple[list[Reading], Tiles]]
+"""The images from the weights of each study, and the runs that they are of."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,29 @@ class Study:
     key: str
     title: str
     mark: str
-    rows: list[Line]
+    rows: list[Row]
     readings: list[Reading]
-    sheets: list[Sheet]
+    tables: list[Table]
     figures: list[Figure]
     verdicts: list[Verdict]
     headlines: list[str]
-    commands: list[tuple[Line, Command]]
-    missing: list[tuple[Line, int]]
+    commands: list[tuple[Row, Command]]
+    missing: list[tuple[Row, int]]
     exports: list[tuple[str, str]]
     """The tables for a paper, and every seed."""
-    pictures: Pictures = field(default=NOTHING)
+    tiles: Tiles = field(default=NOTHING)
 
     @property
     def labelled(self) -> list[tuple[str, Reading]]:
         """Every run with the label of its row, strengths included, in the order of the rows."""
         places = {(row.config.label, row.config.hash): place for place, row in enumerate(self.rows)}
-        found = []
-        for one in self.readings:
-            assert one.config
-            found.append((places[one.config.label, one.config.hash], one))
-        found.sort(key=lambda pair: (pair[0], pair[1].run.seed))
-        return [(self.rows[place].label, one) for place, one in found]
+        found = [(places[one.config.label, one.config.hash], one) for one in self.readings if one.config]
+        return [(self.rows[place].label, one) for place, one in sorted(found, key=lambda x: (x[0], x[1].run.seed))]
+
+    @property
+    def average(self) -> str:
+        """What the average is that its rows are ranked by."""
+        return metrics_of(self.rows[0])[self.rows[0].parts.average].meaning
 
     @property
     def about(self) -> dict[str, str]:
@@ -82,111 +83,102 @@ class Study:
             "benchmark": config.benchmark,
             "scale": config.scale,
             "tasks": str(tasks or "not known yet"),
-            "net": str(config.net["name"]),
+            "net": str(config.net.get("name", "none")),
             "rows": str(len(self.rows)),
             "seeds": f"{len(seeds)} ({', '.join(map(str, seeds[:8]))}{', …' if len(seeds) > 8 else ''})",
             "runs": str(len(self.readings)),
         }
 
 
-def studies(readings: Sequence[Reading], drawn: Drawn | None = None) -> list[Study]:
-    """The sections; runs that cannot be read at all belong to none. Without `drawn` there are no pictures."""
-    known = [one for one in readings if one.config]
-    rows = lines_of(known)
+def studies(readings: Sequence[Reading], cache: TileCache | None = None) -> list[Study]:
+    """The sections; runs that cannot be read at all belong to none. Without `cache` there are no images from weights."""
+    rows = rows_of_readings(readings)
     have = {(row.config.benchmark, row.config.label, row.config.hash) for row in rows}
-    for one in known:  # rows of which no run is finished yet
-        assert one.config
-        key = (one.config.benchmark, one.config.label, one.config.hash)
-        if key not in have:
-            have.add(key)
-            rows.append(Line(one.config))
-    named: dict[tuple[str, str], list[Line]] = {}
+    mine: dict[str, list[Reading]] = {}
+    for one in readings:
+        if config := one.config:
+            mine.setdefault(Row(config).problem, []).append(one)
+            if (key := (config.benchmark, config.label, config.hash)) not in have:  # no run of it is finished yet
+                have.add(key)
+                rows.append(Row(config))
+    named: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         named.setdefault((row.config.benchmark, row.config.scale), []).append(row)
     groups = [group for alike in named.values() for group in problems(alike)]
-    mine: dict[str, list[Reading]] = {}
-    for one in known:
-        assert one.config
-        mine.setdefault(Line(one.config).problem, []).append(one)
     return [
-        _study(f"study{place}", mark, ordered(group), mine[group[0].problem], drawn)
+        _study(f"study{place}", mark, ordered(group), mine[group[0].problem], cache)
         for place, (mark, group) in enumerate(groups, start=1)
     ]
 
 
-def _study(key: str, mark: str, rows: list[Line], readings: list[Reading], drawn: Drawn | None) -> Study:
+def _study(key: str, mark: str, rows: list[Row], readings: list[Reading], cache: TileCache | None) -> Study:
     finished = [row for row in rows if row.metrics]
-    config = rows[0].config
-    gains = differences(finished)
-    sheets = [results(rows), after_tasks(finished), gains] if finished else []
+    config, tables = rows[0].config, tables_of(rows, mark)
     seeds: dict[tuple[str, str], list[int]] = {}
-    for one in readings:
-        assert one.config
-        seeds.setdefault((one.config.label, one.config.hash), []).append(one.run.seed)
+    for one, found in [(one, one.config) for one in readings if one.config]:
+        seeds.setdefault((found.label, found.hash), []).append(one.run.seed)
+    exports = [("LaTeX", to_latex(tables)), ("Markdown", to_markdown(tables)), ("CSV", to_csv(finished))]
     return Study(
         key,
         f"{config.benchmark}, scale {config.scale}",
         mark,
         rows,
         readings,
-        [sheet for sheet in sheets if sheet],
+        tables,
         figures_of(finished) if finished else [],
         verdicts(rows, readings),
-        _headlines(finished, gains),
+        _headlines(finished, next((table for table in tables if table.key == "differences"), None)),
         [(row, command_for(row.config, seeds[row.config.label, row.config.hash])) for row in rows],
         missing_runs(rows, readings),
-        _exports(finished, [sheet for sheet in sheets if sheet], mark),
-        NOTHING if drawn is None or not finished else _pictures(finished, drawn),
+        exports if finished else [],
+        NOTHING if cache is None or not finished else _tiles(finished, cache),
     )
 
 
-def _pictures(rows: list[Line], drawn: Drawn) -> Pictures:
-    """Drawn again only where there are other runs than the last time: weights and data are slow."""
+def _tiles(rows: list[Row], cache: TileCache) -> Tiles:
+    """Made again only where there are other runs than the last time: weights and data are slow."""
     runs = [one for row in rows for one in row.readings.values()]
-    known = drawn.get(rows[0].problem)
+    known = cache.get(rows[0].problem)
     if known is None or known[0] != runs:
-        known = drawn[rows[0].problem] = (runs, pictures_of(rows))
+        known = cache[rows[0].problem] = (runs, tiles_of(rows))
     return known[1]
 
 
-def _exports(rows: list[Line], sheets: list[Sheet], mark: str) -> list[tuple[str, str]]:
+def _headlines(rows: Sequence[Row], gains: Table | None) -> list[str]:
+    """What came out, in words: the best average, then AFEC's gain at the same schedule and at equal compute."""
     if not rows:
         return []
-    latex = latex_of([(sheet, mark) for sheet in sheets])
-    return [("LaTeX", latex), ("Markdown", to_markdown(rows)), ("CSV", to_csv(rows))]
-
-
-def _headlines(rows: Sequence[Line], gains: Sheet | None) -> list[str]:
-    """What came out, in words: the best average, then AFEC's gain at the same schedule and at equal compute."""
-    said = []
-    known = [(mean(v), row) for row in rows if not row.config.reference and (v := row.values("aac"))]
+    said, kind, parts = [], rows[0].kind, rows[0].parts
+    names = {key: column.name for key, column in metrics_of(rows[0]).items()}
+    known = [(mean(v), row) for row in rows if not row.config.reference and (v := row.values(parts.average))]
     ranked = sorted(((value, row) for value, row in known if not math.isnan(value)), key=lambda pair: -pair[0])
     if ranked:
         best = ranked[0][1]
         plain = next((row for _, row in ranked if row.config.label == "finetune" and row is not best), None)
-        beside = f", {plain.label} {of_values(plain.values('aac')).text}" if plain else ""
-        what = (
-            f"Highest averaged accuracy (AAC) of {len(ranked)} rows" if len(ranked) > 1 else "Averaged accuracy (AAC)"
-        )
-        said.append(f"{what}: {best.label}, {of_values(best.values('aac')).text} %{beside}")
+        shown = [
+            f"{row.label}, {score_cell(row.values(parts.average), kind)}{kind.in_unit}" for row in (best, plain) if row
+        ]
+        what = f"Highest {names[parts.average]} of {len(ranked)} rows" if len(ranked) > 1 else names[parts.average]
+        said.append(f"{what}: {'; '.join(shown)}")
     if gains is None:
         return said
     found: dict[tuple[str, str], list[str]] = {}
     for ours, theirs, metric, gain, interval, _, won, zero in gains.rows:
-        if metric.text in ("AAC", "old tasks", "new task"):
+        if metric.text in [names[part] for part in parts]:
             sure = SURE.get(zero.text, "; zero is inside")
-            more = f" ({interval.text}{sure}; {won.text} seeds won)" if metric.text == "AAC" else ""
+            more = f" ({interval.text}{sure}; {won.text} seeds won)" if metric.text == names[parts.average] else ""
             text = f"{metric.text} {gain.text}{more}"
             found.setdefault((ours.text, theirs.text), []).append(text)
-    return said + [f"{ours} against {theirs}: {', '.join(texts)} points" for (ours, theirs), texts in found.items()]
+    unit = kind.in_difference
+    return said + [f"{ours} against {theirs}: {', '.join(texts)}{unit}" for (ours, theirs), texts in found.items()]
 
 
 def page(
-    readings: Sequence[Reading], root: str, command: str, *, watching: bool = False, drawn: Drawn | None = None
+    readings: Sequence[Reading], root: str, command: str, *, watching: bool = False, cache: TileCache | None = None
 ) -> str:
-    """The whole page as text; with circles and Grad-CAM where `drawn` is a dict, which keeps them for the next time."""
+    """The whole page as text; with circles and Grad-CAM where `cache` is a dict, which keeps them for the next time."""
     style, script = (_source(name) for name in ("page.css", "page.js"))
-    found = studies(readings, drawn)
+    found = studies(readings, cache)
     states = Counter(one.state for one in readings)
     context: dict[str, Any] = {
         "style": Markup(style),
@@ -236,9 +228,7 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.globals.update(draw=draw, marker=marker, config_text=_config_text)
-    environment.filters.update(
-        short=lambda text, most=160: clean(str(text), most), tail=_tail, prose=prose, stacked=_stacked
-    )
+    environment.filters.update(short=lambda text, most=160: clean(str(text), most), tail=_tail, prose=prose)
     return environment
 
 
@@ -246,18 +236,12 @@ def _finalize(value: object) -> object:
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _stacked(text: str) -> str | Markup:
-    """The spread of a mean as an element of its own: a table with many columns sets it on a second line."""
-    average, sign, spread = text.partition(" ± ")
-    return Markup("{} <span>± {}</span>").format(clean(average), clean(spread)) if sign else text
-
-
 def _tail(text: str, most: int = TRACEBACK) -> str:
     """The end of a traceback is what matters."""
     return text if len(text) <= most else "… " + text[-most:]
 
 
-def _config_text(row: Line) -> str:
+def _config_text(row: Row) -> str:
     try:
         return row.config.to_toml()
     except (TypeError, ValueError, AttributeError) as error:

@@ -17,12 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from afec.experiments.supervised import LEARNER
+from afec.files import FileError
 from afec.lab import RunConfig, RunDirectory, RunError
 from afec.lab.directory import SCORES
-from afec.lab.plain import plain_text
-from afec.learner import LinearProbe
+from afec.lab.plain import check_plain, plain_text
+from afec.learner import Learner, LinearProbe, Machine
+from afec.methods.expression import make_method
+from afec.nets import Readout
 
-__all__ = ["Reading", "Runs", "damaged", "read", "whole"]
+__all__ = ["Reading", "Runs", "damaged", "load_learner", "mean", "read", "whole"]
 
 Runs = Sequence[tuple[RunConfig, RunDirectory]]
 STATES = ("finished", "unfinished", "failed", "damaged")
@@ -41,9 +45,12 @@ class Reading:
     fault: str = ""
     """The traceback of a failed run, or what is wrong with a damaged one."""
     matrix: NDArray[np.float64] | None = None
+    """The test scores: row i is after i tasks, column j is task j + 1."""
     validation: NDArray[np.float64] | None = None
     names: tuple[str, ...] = ()
-    """Of the tasks."""
+    """The names of the tasks."""
+    sizes: tuple[int, ...] = ()
+    """How many test samples each task has."""
     transfers: tuple[LinearProbe, ...] = ()
     tasks: tuple[dict[str, Any], ...] = ()
     """What each task took."""
@@ -83,22 +90,27 @@ class Reading:
             return "no sign of life"
         return f"last sign of life {datetime.fromtimestamp(max(times), UTC):%Y-%m-%d %H:%M} UTC"
 
-    def accuracy(self, split: str) -> NDArray[np.float64]:
-        """The matrix of one split."""
+    def scores(self, split: str = "test") -> NDArray[np.float64]:
+        """The matrix of one split of a run that is finished and whole."""
         found = self.matrix if split == "test" else self.validation
         assert found is not None, "asked of whole readings only"
         return found
 
     def mean_transfer(self, split: str) -> float:
-        """The mean accuracy of heads alone on the final features; NaN where none was learned."""
-        values = [getattr(found, split) for found in self.transfers]
-        return sum(values) / len(values) if values else math.nan
+        """The mean accuracy of the linear probes on the final features; NaN where there is none."""
+        return mean(getattr(found, split) for found in self.transfers)
+
+    @property
+    def recalled(self) -> tuple[str, ...]:
+        """The trainings that were not done here but taken from an earlier run, as `task 1: train`."""
+        every = [(task["task"], task.get("recalled")) for task in self.tasks]
+        return tuple(f"task {number}: {name}" for number, names in every if isinstance(names, dict) for name in names)
 
 
 def read(config: RunConfig, run: RunDirectory) -> Reading:
     """Everything that tables and figures need; what is damaged is named in the reading, and nothing raises."""
-    if not all(isinstance(section.get("name"), str) for section in (config.stream, config.net)):
-        return damaged(run, f"{run.path / 'config.toml'}: its stream and its net need a name")
+    if not all(isinstance(section.get("name", ""), str) for section in (config.stream, config.net)):
+        return damaged(run, f"{run.path / 'config.toml'}: the name of its stream or its net is no text")
     state = "finished" if run.done else "failed" if (failure := run.failure) is not None else "unfinished"
     try:
         _ = run.seed
@@ -111,6 +123,7 @@ def read(config: RunConfig, run: RunDirectory) -> Reading:
             matrix=run.matrix_of(rows) if rows or state == "finished" else None,
             validation=run.matrix_of(rows, "validation") if rows else None,
             names=tuple({row.task: row.name for row in rows}.values()),
+            sizes=tuple(size for _, size in sorted({row.task: row.size for row in rows}.items())),
             transfers=tuple(_transfers(run)),
             cost=_numbers(run.path / "DONE") if state == "finished" else {},
             environment=_environment(run.path / "env.json"),
@@ -138,6 +151,22 @@ def whole(runs: Runs) -> list[Reading]:
         else:
             found.append(reading)
     return found
+
+
+def load_learner(net: Readout, config: RunConfig, run: RunDirectory) -> Learner:
+    """A finished run as a learner that predicts, in the net of its problem; wherever it was run, it is loaded here."""
+    machine = Machine(channels_last=bool(config.training.get("channels_last")))
+    method = None if config.reference else make_method(config.method, config.settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # said when it was run
+        learner = Learner(net, method, machine=machine, progress=False)
+    file = run.path / LEARNER
+    if os.path.lexists(file):
+        try:
+            check_plain(file)
+        except OSError as error:
+            raise FileError(str(error)) from error
+    return learner.load(file)
 
 
 def _events(run: RunDirectory) -> dict[str, Any]:
@@ -175,8 +204,13 @@ def _check(reading: Reading, config: RunConfig) -> None:
     """Numbers that are no scores, or no costs, are found here and not in the middle of a table."""
     kind = config.score_kind
     for matrix in (reading.matrix, reading.validation):
-        if matrix is not None and not (np.isnan(matrix) | ((matrix >= kind.low) & (matrix <= kind.high))).all():
+        fits = matrix is None or np.isnan(matrix) | (np.isfinite(matrix) & (matrix >= kind.low) & (matrix <= kind.high))
+        if not np.all(fits):
             raise ValueError(f"a score is no {kind.name} from {kind.low:g} to {kind.high:g}")
+    tasks = 0 if reading.matrix is None else reading.matrix.shape[1]
+    sized = len(reading.sizes) == tasks and all(1 <= size < 2**53 for size in reading.sizes)
+    if config.stream.get("scenario") == "class" and not sized:
+        raise ValueError("a task has no test samples, and accuracies over all classes count each task by them")
     if reading.epochs < 0 or reading.samples < 0:
         raise ValueError("a negative number of epochs or samples")
 

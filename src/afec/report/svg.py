@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from afec.report.chart import Bars, Chart, Heat, Lines, Trace
-from afec.report.circle import EDGE, REACH, Panel
-from afec.report.markup import clean, tag
-from afec.report.paired import number
+from afec.report.circles import EDGE, REACH, Panel
+from afec.report.html import clean, tag
+from afec.report.statistics import number
 
 __all__ = ["draw", "draw_circle", "marker", "ticks"]
 
@@ -78,8 +80,8 @@ def _lines(chart: Lines) -> Markup:
     tall = [y + sign * s for t in traces for y, s in zip(t.y, _known(t.spread), strict=True) for sign in (-1, 1)]
     sides = [(t, _known(t.spread_x) or [0.0] * len(t.x)) for t in traces]
     wide = [across(x) + sign * s for t, side in sides for x, s in zip(t.x, side, strict=True) for sign in (-1, 1)]
-    y_low, y_high = _range(tall, 0.0, 100.0)
-    x_low, x_high = _range(wide) if chart.bands else _range(wide, 0.0, 100.0)
+    y_low, y_high = _range(tall, *chart.limits)
+    x_low, x_high = _range(wide) if chart.bands else _range(wide, *chart.limits)
     y_ticks = [(y, f"{y:g}") for y in ticks(y_low, y_high)]
     left = NAME + DIGIT * max((len(name) for _, name in y_ticks), default=1)
 
@@ -111,14 +113,12 @@ def _without_gaps(trace: Trace, *, zero: bool) -> Trace:
     keep = [k for k, (x, y) in enumerate(zip(trace.x, trace.y, strict=True)) if math.isfinite(x) and math.isfinite(y)]
     keep = [k for k in keep if trace.x[k] > 0] if zero else keep
 
-    def some(values: Sequence[float]) -> tuple[float, ...]:
-        return tuple(values[k] for k in keep) if values else ()
-
-    marks = tuple(trace.marks[k] for k in keep) if trace.marks else ()
-    return Trace(
-        trace.label, trace.colour, some(trace.x), some(trace.y), some(trace.spread), trace.seeds, trace.dashed, marks,
-        some(trace.spread_x),
-    )  # fmt: skip
+    kept: dict[str, Any] = {
+        name: tuple(values[k] for k in keep)
+        for name in ("x", "y", "spread", "marks", "spread_x")
+        if (values := getattr(trace, name))
+    }
+    return replace(trace, **kept)
 
 
 def _frame(chart: Lines, left: float, x_ticks: list[tuple[float, str]], y_ticks: list[tuple[float, str]]) -> Markup:
@@ -227,7 +227,7 @@ def _heat(chart: Heat) -> Markup:
     cells: dict[int, list[str]] = {}
     for (i, j), value in np.ndenumerate(chart.values):
         if math.isfinite(value):
-            level = min(int(value / 100 * LEVELS), LEVELS - 1)
+            level = min(int(chart.level(value) * LEVELS), LEVELS - 1)
             cells.setdefault(level, []).append(f"M{j} {i}h1v1h-1z")
     parts = [tag("path", d="".join(cells[level]), class_=f"h{level}") for level in sorted(cells)]
     # The diagonal: a task just after it was learned.
@@ -236,12 +236,13 @@ def _heat(chart: Heat) -> Markup:
     if columns <= 10:
         for (i, j), value in np.ndenumerate(chart.values):
             if math.isfinite(value):
-                bright = "on-light" if value >= 55 else "on-dark"
+                bright = "on-light" if chart.level(value) >= 0.55 else "on-dark"
                 x, y = f"{j + 0.5:g}", f"{i + 0.64:g}"
-                parts.append(tag("text", f"{value:.0f}", x=x, y=y, text_anchor="middle", class_=bright))
-    values = ";".join(",".join("" if math.isnan(v) else f"{v:.0f}" for v in row) for row in chart.values)
+                parts.append(tag("text", number(value, chart.digits), x=x, y=y, text_anchor="middle", class_=bright))
+    said = [["" if math.isnan(v) else number(v, chart.digits) + chart.unit for v in row] for row in chart.values]
+    values = ";".join(map(",".join, said))
     names = "\n".join(clean(name, 60) for name in chart.names)
-    label = f"{chart.title}: accuracy of each task (columns) after each task (rows), in %"
+    label = f"{chart.title}: {chart.score} of each task (columns) after each task (rows)"
     return tag(
         "svg", *parts, viewBox=f"-0.1 -0.1 {columns + 0.2:g} {rows + 0.2:g}", role="img", aria_label=label,
         class_="heat", data_v=values, data_names=names, data_s=chart.title,
@@ -260,13 +261,9 @@ def draw_circle(panel: Panel, label: str) -> Markup:
     for k in range(len(panel.targets)):
         mine = [points[p] for p in picked if panel.classes[p] == k and np.isfinite(points[p]).all()]
         d = "".join(f"M{x:.0f} {-y:.0f}h0" for x, y in mine)
-        ring = tag(
-            "circle", cx=float(100 * panel.targets[k][0]), cy=float(-100 * panel.targets[k][1]), r=15, class_="ring"
-        )
         x, y = float(100 * panel.targets[k][0]), float(-100 * panel.targets[k][1])
-        parts.append(
-            tag("g", tag("path", d=d or "M0 0", class_="cloud"), ring, _text(x, y + 6, str(k)), class_=f"k{k % 10}")
-        )
+        cloud, ring = tag("path", d=d or "M0 0", class_="cloud"), tag("circle", cx=x, cy=y, r=15, class_="ring")
+        parts.append(tag("g", cloud, ring, _text(x, y + 6, str(k)), class_=f"k{k % 10}"))
     edge = 100 * EDGE
     box = f"{-edge:g} {-edge:g} {2 * edge:g} {2 * edge:g}"
     words = f"{label}: {panel.accuracy:.0%} of the images nearest to their own place"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afec.lab.spec import FULL
-from afec.report.compared import without_afec
-from afec.report.paired import TIE
+from afec.report.comparison import without_afec
 from afec.report.reading import Reading
-from afec.report.table import Line
+from afec.report.rows import Row
+from afec.report.statistics import TIE
 
 __all__ = ["Verdict", "missing_runs", "verdicts"]
 
@@ -27,7 +27,7 @@ class Verdict:
     text: str
 
 
-def verdicts(rows: Sequence[Line], readings: Sequence[Reading]) -> list[Verdict]:
+def verdicts(rows: Sequence[Row], readings: Sequence[Reading]) -> list[Verdict]:
     """The answers for one study; `readings` are all its runs, whatever became of them."""
     found = [_whole(rows, readings), _seeds(rows), _equal_compute(rows), _scale(rows[0]), _same_place(readings)]
     found += _alike(rows)
@@ -49,7 +49,7 @@ def verdicts(rows: Sequence[Line], readings: Sequence[Reading]) -> list[Verdict]
     return found
 
 
-def _whole(rows: Sequence[Line], readings: Sequence[Reading]) -> Verdict:
+def _whole(rows: Sequence[Row], readings: Sequence[Reading]) -> Verdict:
     states = Counter(one.state for one in readings)
     absent = len(missing_runs(rows, readings))
     bad = [f"{states[s]} {s}" for s in ("failed", "damaged", "unfinished") if states[s]]
@@ -59,7 +59,7 @@ def _whole(rows: Sequence[Line], readings: Sequence[Reading]) -> Verdict:
     return Verdict(False, f"{states['finished']} runs are finished; {', '.join(bad)}: no mean has them in it.")
 
 
-def _seeds(rows: Sequence[Line]) -> Verdict:
+def _seeds(rows: Sequence[Row]) -> Verdict:
     counts = {row.label: len(row.metrics) for row in rows if row.metrics}
     if not counts:
         return Verdict(False, "There is no finished run yet.")
@@ -72,7 +72,7 @@ def _seeds(rows: Sequence[Line]) -> Verdict:
     return Verdict(True, f"{number} seeds for each row, the same ones.")
 
 
-def _equal_compute(rows: Sequence[Line]) -> Verdict:
+def _equal_compute(rows: Sequence[Row]) -> Verdict:
     bases = {without_afec(row.config.method) for row in rows} - {""}
     have = {row.config.method for row in rows if row.config.variant == "equal-compute" and row.metrics}
     if not bases:
@@ -89,7 +89,7 @@ def _equal_compute(rows: Sequence[Line]) -> Verdict:
     )
 
 
-def _cheaper(rows: Sequence[Line]) -> tuple[str, float, str] | None:
+def _cheaper(rows: Sequence[Row]) -> tuple[str, float, str] | None:
     """A row at equal compute that had clearly less of it than the row with AFEC: its name, its part, and the other's."""
     costs = [(row, sum(row.samples.values()) / len(row.samples)) for row in rows if row.samples]
     for ours, cost in costs:
@@ -101,16 +101,15 @@ def _cheaper(rows: Sequence[Line]) -> tuple[str, float, str] | None:
     return None
 
 
-def _alike(rows: Sequence[Line]) -> list[Verdict]:
-    means = [sum(values) / len(values) for row in rows if (values := row.values("aac"))]
+def _alike(rows: Sequence[Row]) -> list[Verdict]:
+    means = [sum(values) / len(values) for row in rows if (values := row.values(row.parts.average))]
     if len(means) < 2 or max(means) - min(means) > TIE:
         return []
-    return [
-        Verdict(False, "All rows have the same averaged accuracy: too little was learned here to tell methods apart.")
-    ]
+    average = "average incremental accuracy" if rows[0].pooled else rows[0].kind.average
+    return [Verdict(False, f"All rows have the same {average}: too little was learned here to tell methods apart.")]
 
 
-def _scale(row: Line) -> Verdict:
+def _scale(row: Row) -> Verdict:
     if row.config.scale == FULL:
         return Verdict(True, "The benchmark's full scale.")
     return Verdict(False, f"Scale `{row.config.scale}`: smaller than the paper's. Differences may not carry over.")
@@ -131,7 +130,7 @@ def _same_place(readings: Sequence[Reading]) -> Verdict:
     return Verdict(True, "One version of everything, on one kind of processor.")
 
 
-def missing_runs(rows: Sequence[Line], readings: Sequence[Reading]) -> list[tuple[Line, int]]:
+def missing_runs(rows: Sequence[Row], readings: Sequence[Reading]) -> list[tuple[Row, int]]:
     """Seeds that other rows of the study have and this one has not even begun."""
     begun = {(one.config.label, one.config.hash, one.run.seed) for one in readings if one.config}
     seeds = sorted({seed for _, _, seed in begun})

@@ -52,7 +52,7 @@
     if (value === undefined) return "";
     const task = heat.dataset.names.split("\n")[column] || `task ${column + 1}`;
     const when = row === 0 ? "at random initialisation" : `after ${row} task${row > 1 ? "s" : ""}`;
-    return `${named}: ${task}, ${when}: ${value === "" ? "not measured" : value + " %"}`;
+    return `${named}: ${task}, ${when}: ${value || "not measured"}`;
   };
   const show = (event) => {
     const text = event.target instanceof Element ? words(event.target, event) : "";

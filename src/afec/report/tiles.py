@@ -1,4 +1,4 @@
-"""What the page shows from weights and data: the circles of a regression, Grad-CAM of a classification, or why it cannot."""
+"""Images that the page makes of weights and data: circles of a regression, Grad-CAM of a classification, or why not."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
+from afec.experiments import EXPERIMENTS
 from afec.experiments.supervised import build
 from afec.files import FileError
 from afec.lab import RunDirectory
 from afec.nets import Readout
-from afec.report.circle import Panel
-from afec.report.figures import drawn_methods
-from afec.report.picture import circles, load_learner
+from afec.report.circles import Panel, panels_of
+from afec.report.figures import shown_rows
+from afec.report.reading import load_learner
+from afec.report.rows import Row
 from afec.report.saliency import captum_is_there, last_convolution, look, scene
 from afec.report.svg import draw_circle
-from afec.report.table import Line
 from afec.streams import STREAMS, Stream
 from afec.streams.folder import PREFIX
 
-__all__ = ["NOTHING", "Pictures", "Tile", "pictures_of"]
+__all__ = ["NOTHING", "Tile", "Tiles", "tiles_of"]
 
 SEEDS = 5
 IMAGES = 2
@@ -36,7 +37,7 @@ _EXPECTED = (FileError, OSError, ValueError, KeyError, TypeError, RuntimeError, 
 
 @dataclass(frozen=True)
 class Tile:
-    """One picture in a table of pictures, with the words under it."""
+    """One image of a method, with the words under it."""
 
     picture: Markup
     words: str
@@ -45,7 +46,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Tiles:
     """Rows of tiles under the names of the methods; a note where there are none."""
 
     kind: str
@@ -57,14 +58,14 @@ class Pictures:
     """Methods that could not be drawn, and why."""
 
 
-NOTHING = Pictures("none")
+NOTHING = Tiles("none")
 NO_TILE = Tile(Markup(""), "–")
 
 
-def pictures_of(rows: Sequence[Line]) -> Pictures:
+def tiles_of(rows: Sequence[Row]) -> Tiles:
     """Circles where the tasks are regressions on the circle, else Grad-CAM; nothing here raises."""
-    methods, more = drawn_methods([row for row in rows if row.readings])
-    if not methods:
+    methods, more = shown_rows([row for row in rows if row.readings])
+    if not methods or methods[0].config.experiment not in EXPERIMENTS:  # of somebody's own, which no learner can load
         return NOTHING
     config = methods[0].config
     try:
@@ -79,23 +80,23 @@ def pictures_of(rows: Sequence[Line]) -> Pictures:
             raise ValueError("; ".join(found.faults))
         return replace(found, caption=found.caption + more)
     except _EXPECTED as error:
-        return Pictures("saliency", missing=f"no picture from the weights: {error}")
+        return Tiles("saliency", missing=f"no picture from the weights: {error}")
 
 
-def _seeds(methods: Sequence[Line]) -> list[int]:
+def _seeds(methods: Sequence[Row]) -> list[int]:
     """Those that the most methods have, at most five."""
     counts = Counter(seed for row in methods for seed in row.readings)
     return sorted(seed for seed, number in counts.items() if number == max(counts.values()))[:SEEDS]
 
 
-def _circles(methods: Sequence[Line]) -> Pictures:
+def _circles(methods: Sequence[Row]) -> Tiles:
     seed, faults = _seeds(methods)[0], dict[str, str]()
     stream, net = build(methods[0].config, seed)
     tiles: list[list[Tile]] = [[] for _ in stream.tasks]
     for row in methods:
         panels: Sequence[Panel | None] = [None] * len(stream.tasks)
         try:
-            panels = circles(net, stream, row.config, _run_of(row, seed))
+            panels = panels_of(net, stream, row.config, _run_of(row, seed))
         except _EXPECTED as error:
             faults[row.label] = str(error)
         for line, task, panel in zip(tiles, stream.tasks, panels, strict=True):
@@ -106,19 +107,19 @@ def _circles(methods: Sequence[Line]) -> Pictures:
         "numbered ring its place. An image counts as right where its own place is the nearest. The tables have the means "
         "over all seeds."
     )
-    return Pictures("circles", tuple(row.label for row in methods), rows, caption, faults=_said(faults))
+    return Tiles("circles", tuple(row.label for row in methods), rows, caption, faults=_said(faults))
 
 
-def _saliency(methods: Sequence[Line]) -> Pictures:
+def _saliency(methods: Sequence[Row]) -> Tiles:
     if not captum_is_there():
-        return Pictures("saliency", missing='Grad-CAM needs captum: pip install "afec[explain]"')
+        return Tiles("saliency", missing='Grad-CAM needs captum: pip install "afec[explain]"')
     seeds = _seeds(methods)
     rows: list[tuple[str, tuple[Tile, ...]]] = []
     faults: dict[str, str] = {}
     for seed in seeds:
         stream, net = build(methods[0].config, seed)
         if stream.tasks[-1].loss != "cross_entropy" or last_convolution(net.backbone) is None:
-            return Pictures("saliency", missing="Grad-CAM needs a classification by a net with convolutions")
+            return Tiles("saliency", missing="Grad-CAM needs a classification by a net with convolutions")
         rows += _seed_rows(methods, seed, stream, net, faults)
     caption = (
         f"Grad-CAM of the latest task after the whole stream: the first {IMAGES} test images of its last task for each "
@@ -126,11 +127,11 @@ def _saliency(methods: Sequence[Line]) -> Pictures:
         "the last convolution; all dark where nothing there does. ✓ and a solid frame: predicted rightly; ✗ and a dashed "
         "frame: wrongly."
     )
-    return Pictures("saliency", ("image", *(row.label for row in methods)), tuple(rows), caption, faults=_said(faults))
+    return Tiles("saliency", ("image", *(row.label for row in methods)), tuple(rows), caption, faults=_said(faults))
 
 
 def _seed_rows(
-    methods: Sequence[Line], seed: int, stream: Stream, net: Readout, faults: dict[str, str]
+    methods: Sequence[Row], seed: int, stream: Stream, net: Readout, faults: dict[str, str]
 ) -> list[tuple[str, tuple[Tile, ...]]]:
     numbers = range(min(IMAGES, stream.tasks[-1].test.size))
     tiles: list[list[Tile]] = [[] for _ in numbers]
@@ -151,7 +152,7 @@ def _seed_rows(
     return [(f"seed {seed}: {stream.tasks[-1].name}", tuple(line)) for line in tiles]
 
 
-def _run_of(row: Line, seed: int) -> RunDirectory:
+def _run_of(row: Row, seed: int) -> RunDirectory:
     if seed not in row.readings:
         raise ValueError(f"it has no finished run of seed {seed}")
     return row.readings[seed].run

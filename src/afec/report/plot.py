@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import textwrap
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Drawing
 from matplotlib.transforms import ScaledTranslation
 
-from afec.report.canvas import canvas, save
+from afec.files import write_bytes
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
 
-__all__ = ["draw_figure"]
+__all__ = ["draw_figure", "new_drawing", "save_drawing"]
 
 # Okabe and Ito's, without the yellow: told apart by colour-blind people.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a51a3", "#5b6470")
@@ -23,13 +26,27 @@ AXIS = 270.0
 """About how many points wide the axis of one chart is."""
 
 
+def new_drawing(width: float, height: float) -> Drawing:
+    """An empty drawing of so many inches. No pyplot: it keeps every figure alive and asks for a display."""
+    drawing = Drawing(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(drawing)
+    return drawing
+
+
+def save_drawing(drawing: Drawing, path: Path, dpi: int) -> None:
+    """Write it whole or not at all, as the kind of file that its name says (.png, .svg, .pdf)."""
+    written = BytesIO()
+    drawing.savefig(written, format=path.suffix.removeprefix(".").lower() or "png", dpi=dpi)
+    write_bytes(path, written.getvalue())
+
+
 def draw_figure(path: Path, figure: Figure, title: str) -> None:
     """Write the figure to `path`."""
     if figure.missing:
         raise ValueError(figure.missing)
     columns = min(3, len(figure.charts))
     rows = math.ceil(len(figure.charts) / columns)
-    drawing = canvas(4.6 * columns + 0.4, 3.9 * rows + 0.4)
+    drawing = new_drawing(4.6 * columns + 0.4, 3.9 * rows + 0.4)
     axes = drawing.subplots(rows, columns, squeeze=False)
     for chart, ax in zip(figure.charts, axes.flat, strict=False):
         ax.set_title(textwrap.fill(chart.title, 48), fontsize=10)
@@ -43,7 +60,7 @@ def draw_figure(path: Path, figure: Figure, title: str) -> None:
             ax.legend(fontsize=8)
         named.add(names)
     drawing.suptitle(textwrap.fill(title, 52 * columns), fontsize=10)
-    save(drawing, path, dpi=100)
+    save_drawing(drawing, path, dpi=100)
 
 
 def _draw(ax: Any, chart: Chart) -> None:
@@ -96,12 +113,13 @@ def _bars(ax: Any, chart: Bars) -> None:
 
 
 def _heat(ax: Any, chart: Heat) -> None:
-    ax.imshow(chart.values, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+    low, high = chart.limits
+    ax.imshow(chart.values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
     if chart.values.shape[1] <= 10:
         for (i, j), value in np.ndenumerate(chart.values):
             if math.isfinite(value):
-                colour = "black" if value >= 55 else "white"
-                ax.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7, color=colour)
+                colour = "black" if chart.level(value) >= 0.55 else "white"
+                ax.text(j, i, f"{value:.{chart.digits}f}", ha="center", va="center", fontsize=7, color=colour)
     ax.set(xlabel="task", ylabel="tasks learned")
     ax.set_yticks(range(chart.values.shape[0]), [str(k) for k in range(chart.values.shape[0])], fontsize=6)
     ax.set_xticks(range(chart.values.shape[1]), [str(k + 1) for k in range(chart.values.shape[1])], fontsize=6)

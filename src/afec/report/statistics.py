@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student  # type: ignore[import-untyped]
 
-__all__ = ["Paired", "bootstrap_interval", "mean_and_std", "number", "paired"]
+__all__ = ["PairedDifference", "bootstrap_interval", "mean_and_std", "number", "paired_difference"]
 
 EXACT = 50_000
 TIE = 2e-6  # accuracies are kept with six digits
@@ -35,7 +35,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedDifference:
     """A difference within pairs: rows of one seed share images, arrangement and initial weights."""
 
     mean: float
@@ -58,14 +58,14 @@ class Paired:
         return self.error > TIE
 
 
-def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
+def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> PairedDifference:
     """The differences `ours` − `theirs`, pair by pair."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     mean, std = mean_and_std(differences)
     n = len(differences)
     error = std / math.sqrt(n)
     half_width = float(student.ppf(0.975, n - 1)) * error if n > 1 else math.nan
-    return Paired(mean, error, half_width, sum(d > TIE for d in differences), n)
+    return PairedDifference(mean, error, half_width, sum(d > TIE for d in differences), n)
 
 
 def bootstrap_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

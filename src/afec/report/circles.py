@@ -1,4 +1,4 @@
-"""The picture of a regression on the circle: where each method puts the images of each class."""
+"""The figure of a regression on the circle: where each method puts the images of each class."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from afec.report.canvas import canvas, save
+from afec.lab import RunConfig, RunDirectory
+from afec.learner import Learner
+from afec.nets import Readout
+from afec.report.plot import new_drawing, save_drawing
+from afec.report.reading import load_learner
+from afec.streams import Stream, Task
+from afec.streams.regression import Arrangement
 
-__all__ = ["Panel", "draw_circles"]
+__all__ = ["Panel", "draw_circles", "panels_of"]
 
 REACH = 1.5  # predictions further out are drawn at this radius, at their own angle
 EDGE = 1.55
@@ -33,14 +40,29 @@ class Panel:
     accuracy: float
 
 
+def panels_of(net: Readout, stream: Stream, config: RunConfig, run: RunDirectory) -> list[Panel]:
+    """The circle of each task, by the weights of one run; `net` and `stream` are those of its problem and seed."""
+    learner = load_learner(net, config, run)
+    return [_panel(learner, task) for task in stream.tasks]
+
+
+def _panel(learner: Learner, task: Task) -> Panel:
+    outputs = learner.outputs(task.test.inputs, task)
+    assert isinstance(task.decode, Arrangement), "a regression on the circle"
+    angles = task.decode.directions(outputs)
+    points = torch.stack((angles.cos(), angles.sin()), dim=1) if task.decode.output == "angle" else outputs
+    classes, targets = task.labels(task.test).numpy(), task.decode.points.numpy()
+    return Panel(points.numpy(), classes, targets, task.accuracy(outputs, task.test))
+
+
 def draw_circles(
     path: Path, rows: Sequence[tuple[str, Sequence[Panel]]], columns: Sequence[str], title: str, dpi: int = 85
 ) -> None:
-    """Write the picture to `path`: one row of circles per task, one column per method."""
+    """Write the figure to `path`: one row of circles per task, one column per method."""
     for name, panels in rows:
         if len(panels) != len(columns):
             raise ValueError(f"row '{name}' has {len(panels)} panels for {len(columns)} columns; it needs one for each")
-    figure = canvas(2.9 * len(columns), 3.15 * len(rows) + 0.7)
+    figure = new_drawing(2.9 * len(columns), 3.15 * len(rows) + 0.7)
     wrapped = [textwrap.fill(line, 38 * len(columns)) for line in title.splitlines()]
     figure.suptitle("\n".join(wrapped), fontsize=12 if len(columns) > 2 else 9)
     axes = figure.subplots(len(rows), len(columns), squeeze=False)
@@ -48,7 +70,7 @@ def draw_circles(
         for panel, column, ax in zip(panels, columns, line, strict=True):
             _draw(ax, panel)
             ax.set_title(f"{column}\n{name}: {panel.accuracy:.0%} right", fontsize=10)
-    save(figure, path, dpi)
+    save_drawing(figure, path, dpi)
 
 
 def _draw(ax: Any, panel: Panel) -> None:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from afec.report.paired import Paired, bootstrap_interval, paired
+from afec.report.rows import Row
+from afec.report.statistics import PairedDifference, bootstrap_interval, paired_difference
 
-if TYPE_CHECKING:
-    from afec.report.table import Line
-
-__all__ = ["Compared", "compare", "without_afec"]
+__all__ = ["Comparison", "compare", "without_afec"]
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """One method minus another."""
 
-    ours: Line
-    theirs: Line
+    ours: Row
+    theirs: Row
     metric: str
-    difference: Paired
+    difference: PairedDifference
     bootstrap: tuple[float, float]
 
     @property
@@ -38,7 +35,7 @@ def without_afec(method: str) -> str:
     return "+".join(term for term in terms if term != "afec") if "afec" in terms else ""
 
 
-def compare(rows: Sequence[Line], metric: str = "aac") -> list[Compared]:
+def compare(rows: Sequence[Row], metric: str) -> list[Comparison]:
     """All pairs of these rows that have this metric."""
     found = []
     rows = [row for row in rows if row.metrics and not any(map(math.isnan, row.values(metric)))]
@@ -60,5 +57,5 @@ def compare(rows: Sequence[Line], metric: str = "aac") -> list[Compared]:
             # In a grid of strengths each is compared at its own, where it is there without AFEC as well.
             if seeds and (theirs.config.settings == own or theirs.config.variant not in same):
                 values = ours.values(metric, seeds), theirs.values(metric, seeds)
-                found.append(Compared(ours, theirs, metric, paired(*values), bootstrap_interval(*values)))
+                found.append(Comparison(ours, theirs, metric, paired_difference(*values), bootstrap_interval(*values)))
     return found
