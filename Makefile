@@ -35,6 +35,8 @@ grid: .venv/core
 
 docs: .venv/dev
 	$(BIN)/python docs/figures/active_forgetting.py
+	$(BIN)/python docs/figures/rooms.py
+	$(BIN)/python docs/tables.py
 	$(BIN)/python -m mkdocs build --strict --site-dir build/docs
 
 # torch first and by itself: the constraint then decides which build everything else finds.

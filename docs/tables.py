@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from afec.report.paired import mean_and_std, number, paired
+from afec.report.statistics import mean_and_std, number, paired_difference
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -99,7 +99,7 @@ def difference_cell(file: str, row: dict[str, str], column: str) -> str:
     ours, theirs = seeds_of(file, row["row"]), seeds_of(file, row["minus"])
     if ours.keys() != theirs.keys():
         raise TableError(f"{row['row']} has the seeds {sorted(ours)}, {row['minus']} has {sorted(theirs)}")
-    found = paired(values(ours, column), values(theirs, column))
+    found = paired_difference(values(ours, column), values(theirs, column))
     low, high = (number(100 * (found.mean + sign * found.half_width), sign=True) for sign in (-1, 1))
     mean = number(100 * found.mean, sign=True)
     return f"{f'**{mean}**' if found.distinguishable else mean} ({low} to {high}; {found.won} of {found.pairs})"
