@@ -348,7 +348,7 @@ def test_what_the_system_says_about_an_unwritable_place_is_passed_on(in_process,
     [
         (
             "ewc+afek",
-            "'ewc+afek': unknown method 'afek'; did you mean 'afec'? There is: afec, ags-cl, ewc, mas, progress-compress, "
+            "'ewc+afek': unknown method 'afek'; did you mean 'afec'? Known: afec, ags-cl, ewc, mas, progress-compress, "
             "rwalk, si",
         ),
         ("ewc+joint", "'ewc+joint': joint is a reference and no method, so it adds to nothing; give it alone"),
@@ -386,7 +386,7 @@ def test_a_folder_of_images_runs_as_a_benchmark(photos, in_process, capsys):
     found = find_runs(photos / "runs")
     assert [run.config.method for run in found] == ["ewc+afec", "finetune"]
     assert all(run.done and run.config.stream["name"] == "folder:my photos/2026" for run in found)
-    assert {row.name for run in found for row in run.rows()} == {"garden", "kitchen"}
+    assert {row.name for run in found for row in run.scores()} == {"garden", "kitchen"}
 
 
 def test_a_folder_of_images_is_tuned_and_planned(photos, capsys):
@@ -433,10 +433,10 @@ def test_a_value_that_no_run_has_is_answered_with_those_that_there_are(in_proces
     capsys.readouterr()
     where = f"(in the 2 runs under {runs})"
     for condition, message in (
-        ("method=ewx", f"unknown method 'ewx'; did you mean 'ewc'? There is: ewc, finetune {where}"),
-        ("method=ewc,ewx", f"unknown method 'ewx'; did you mean 'ewc'? There is: ewc, finetune {where}"),
-        ("scale=short", f"unknown scale 'short'. There is: smoke {where}"),
-        ("seed=7", f"unknown seed '7'. There is: 0 {where}"),
+        ("method=ewx", f"unknown method 'ewx'; did you mean 'ewc'? Known: ewc, finetune {where}"),
+        ("method=ewc,ewx", f"unknown method 'ewx'; did you mean 'ewc'? Known: ewc, finetune {where}"),
+        ("scale=short", f"unknown scale 'short'. Known: smoke {where}"),
+        ("seed=7", f"unknown seed '7'. Known: 0 {where}"),
     ):
         for more in ([], ["-o", str(tmp_path / "page.html")]):
             assert main(["report", runs, "--where", condition, *more]) == 2

@@ -69,11 +69,7 @@ def test_imports_point_one_way():
                 assert ROOMS.index(other) <= ROOMS.index(room), f"{path.relative_to(SOURCE)} imports {other}"
 
 
-TUNING = pytest.mark.xfail(strict=True, reason="tuning still knows of β and of methods")
-LAB = [
-    pytest.param(file, id=file.name, marks=TUNING if file.name in ("tuning.py", "grids.py") else ())
-    for file in sorted((SOURCE / "lab").glob("*.py"))
-]
+LAB = [pytest.param(file, id=file.name) for file in sorted((SOURCE / "lab").glob("*.py"))]
 
 
 @pytest.mark.parametrize("path", LAB)

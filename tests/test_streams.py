@@ -285,10 +285,9 @@ def test_options_reach_the_stream():
         (
             {"name": "digit-regression"},
             "name",
-            "unknown stream 'digit-regression'; did you mean 'digits-regression'? There is: "
-            + ", ".join(sorted(STREAMS)),
+            "unknown stream 'digit-regression'; did you mean 'digits-regression'? Known: " + ", ".join(sorted(STREAMS)),
         ),
-        ({"name": "qqq"}, "name", "unknown stream 'qqq'. There is: " + ", ".join(sorted(STREAMS))),
+        ({"name": "qqq"}, "name", "unknown stream 'qqq'. Known: " + ", ".join(sorted(STREAMS))),
         (
             {"name": "digits", "task": 2},
             "task",

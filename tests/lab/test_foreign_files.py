@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import afec
 from afec.experiments import StoppedError
-from afec.experiments.supervised import build, training_of
+from afec.experiments.supervised import LEARNER, build, training_of
 from afec.files import FileError, load_tree, save_tree
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve, run
 from afec.report.picture import draw_study
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(stopped, whole_
     for file, content in files.items():
         file.write_bytes(content)
     other = run(quick_config("ewc", "tiny"), 0, tmp_path)
-    save_tree(found.checkpoint, load_tree(other.path / "weights" / "task2.safetensors"))
+    save_tree(found.checkpoint, load_tree(other.path / LEARNER))
     with pytest.warns(RuntimeWarning, match="went on from the checkpoint before it: .*it is no checkpoint of this run"):
         run(CONFIG, 0, found.path.parents[3])
     assert (found.path / "scores.csv").read_bytes() == whole_bytes
@@ -183,7 +183,7 @@ def test_foreign_files_among_the_shared_trainings_change_nothing(tmp_path, whole
 @given(data=st.data())
 def test_any_weights_are_drawn_or_a_file_error(data, drawable, tmp_path_factory):
     config, found, tree = drawable
-    file = found.path / "weights" / "task2.safetensors"
+    file = found.path / LEARNER
     save_tree(file, data.draw(changed(tree))[0])
     with named(file):
         draw_study(tmp_path_factory.mktemp("p") / "p.svg", [(config, found)])
@@ -191,9 +191,13 @@ def test_any_weights_are_drawn_or_a_file_error(data, drawable, tmp_path_factory)
 
 def test_weights_of_another_net_are_not_drawn(drawable, tmp_path):
     config, found, tree = drawable
-    file = found.path / "weights" / "task2.safetensors"
+    file = found.path / LEARNER
     save_tree(file, {"weight": torch.zeros(2)})
-    with pytest.raises(FileError, match="task2.safetensors: these are not the weights of this run's net"):
+    with pytest.raises(FileError, match="learner.safetensors is no file of Learner.save"):
+        draw_study(tmp_path / "p.svg", [(config, found)])
+    name = next(iter(tree["net"]))
+    save_tree(file, {**tree, "net": {**tree["net"], name: torch.zeros(1)}})
+    with pytest.raises(FileError, match=f"learner.safetensors: the state is of another net: '{name}' has the shape"):
         draw_study(tmp_path / "p.svg", [(config, found)])
     save_tree(file, tree)
     draw_study(tmp_path / "p.svg", [(config, found)])
@@ -204,4 +208,4 @@ def drawable(tmp_path_factory):
     training = {"max_epochs": 1, "patience": 1}
     config = resolve(load_benchmark("digits-regression"), "finetune", "smoke", {"training": training})
     found = run(config, 0, tmp_path_factory.mktemp("regression"))
-    return config, found, load_tree(found.path / "weights" / "task2.safetensors")
+    return config, found, load_tree(found.path / LEARNER)

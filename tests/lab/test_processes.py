@@ -157,7 +157,7 @@ def test_a_study_of_the_command_line_that_is_killed_twenty_times_comes_to_the_sa
         assert [task["task"] for task in found.tasks()] == [1, 2, 3]
         left = {str(file.relative_to(found.path)) for file in found.path.rglob("*") if file.is_file()}
         assert left == {
-            *("config.toml", "env.json", "scores.csv", "events.jsonl", "weights/task3.safetensors", "DONE"),
+            *("config.toml", "env.json", "scores.csv", "events.jsonl", "learner.safetensors", "DONE"),
             *("lock", "lock-holder"),
         }
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
 
 from afec.experiments import Score
-from afec.experiments.supervised import build, training_of
+from afec.experiments.supervised import LEARNER, build, training_of
+from afec.files import load_tree
 from afec.lab import RunConfig, RunDirectory, RunError, find_runs, run
 from afec.lab import directory as directory_module
 from afec.lab import environment as environment_module
@@ -34,11 +34,11 @@ def finished(tmp_path_factory):
 def test_the_files_are_those_that_the_docstring_names(finished):
     found = {str(path.relative_to(finished.path)) for path in finished.path.rglob("*") if path.is_file()}
     assert found == {
-        "config.toml", "env.json", "scores.csv", "events.jsonl", "weights/task5.safetensors", "DONE", "lock", "lock-holder"
+        "config.toml", "env.json", "scores.csv", "events.jsonl", "learner.safetensors", "DONE", "lock", "lock-holder"
     }  # fmt: skip
     listed = (directory_module.__doc__ or "").split("\n\n")[1].splitlines()
     named = {name for line in listed for name in line[:30].replace(",", " ").split()}
-    own = {"weights/task5.safetensors"}  # what the experiment has written
+    own = {"learner.safetensors"}  # what the experiment has written
     assert named == (found - own) | {"FAILED", "checkpoint.safetensors", "checkpoint-before.safetensors"}
     config = finished.config
     assert finished.path.parts[-4:] == ("quick", "ewc+afec", config.hash, "seed0")
@@ -129,8 +129,7 @@ def test_done_says_what_it_took(finished):
 
 def test_weights_are_those_of_the_net(finished):
     _, net = build(finished.config, 0)
-    with safe_open(finished.path / "weights" / "task5.safetensors", framework="pt") as file:
-        assert set(file.keys()) == set(net.state_dict())
+    assert set(load_tree(finished.path / LEARNER)["net"]) == set(net.state_dict())
 
 
 def test_reading_what_is_damaged(tmp_path, finished):

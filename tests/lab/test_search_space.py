@@ -22,14 +22,14 @@ from afec.methods.expression import METHODS
 @pytest.mark.parametrize(
     ("method", "together", "expected"),
     [
-        ("ewc", False, [("ewc", ["ewc"])]),
-        ("ewc+afec", False, [("ewc", ["ewc"]), ("ewc+afec", ["afec"])]),
-        ("afec+ewc", False, [("ewc", ["ewc"]), ("ewc+afec", ["afec"])]),
-        ("ewc+afec", True, [("ewc+afec", ["ewc", "afec"])]),
-        ("ewc+mas+afec", False, [("ewc+mas", ["ewc", "mas"]), ("ewc+mas+afec", ["afec"])]),
-        ("afec", False, [("afec", ["afec"])]),
-        ("ewc+afec@long", False, [("ewc@long", ["ewc"]), ("ewc+afec@long", ["afec"])]),
-        ("mas@long", True, [("mas@long", ["mas"])]),
+        ("ewc", False, [("ewc", ("ewc",))]),
+        ("ewc+afec", False, [("ewc", ("ewc",)), ("ewc+afec", ("afec",))]),
+        ("afec+ewc", False, [("ewc", ("ewc",)), ("ewc+afec", ("afec",))]),
+        ("ewc+afec", True, [("ewc+afec", ("ewc", "afec"))]),
+        ("ewc+mas+afec", False, [("ewc+mas", ("ewc", "mas")), ("ewc+mas+afec", ("afec",))]),
+        ("afec", False, [("afec", ("afec",))]),
+        ("ewc+afec@long", False, [("ewc@long", ("ewc",)), ("ewc+afec@long", ("afec",))]),
+        ("mas@long", True, [("mas@long", ("mas",))]),
     ],
 )
 def test_the_strength_comes_first_and_without_afec(method, together, expected):

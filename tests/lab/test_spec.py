@@ -113,7 +113,7 @@ def test_every_default_and_what_a_preset_says_is_written_out():
             "expand_from": "carry", "schedule": "interleaved", "forgetting": 1,
         },
     }  # fmt: skip
-    assert config.net == {"name": "digits", "channels": 4, "features": 8, "zero_heads": False}
+    assert config.net == {"name": "digits", "channels": 4, "features": 8, "zero_heads": False, "classifier": "linear"}
     plain = resolve(parse_benchmark(TEXT.replace("tasks = 5\n", "").replace("channels = 4\n", ""), "q", "q"), "ewc")
     for section, record in (("stream", STREAMS["digits"]), ("net", NETS["digits"])):
         defaults = {p.name: p.default for p in inspect.signature(record.function).parameters.values()}

@@ -35,7 +35,7 @@ def test_a_log_has_what_the_run_directory_has(method, in_process, tmp_path):
     seen = logged(of(tmp_path / "board", found))
     assert seen == pytest.approx(scalars(found), rel=1e-6)
     epochs = [event for event in found.events() if event["event"] == "progress"]
-    assert {(f"lr/task{task}/{'joint' if method == 'joint' else 'train'}", 1) for task in (1, 2, 3)} <= seen.keys()
+    assert {(f"lr/task{task}/train", 1) for task in (1, 2, 3)} <= seen.keys()
     assert len([tag for tag, _ in seen if tag.startswith("loss/")]) == len(epochs)
     for event in epochs:
         place = f"task{event['task']}/{event['phase']}", event["number"]

@@ -10,6 +10,7 @@ import pytest
 from small_tuning import GRIDS, how, peak
 
 from afec.cli import main
+from afec.experiments.supervised import Supervised
 from afec.lab import (
     SpecError,
     find_runs,
@@ -23,18 +24,20 @@ from small_lab import TEXT, quick_file
 
 
 def test_the_file_of_a_sum_and_of_a_single_term():
-    tuned = Tuned("ewc+afec", {"ewc.strength": 10.0, "afec.forgetting": 1e-05}, ())
+    tuned = Tuned("ewc+afec", {"ewc.strength": 10.0, "afec.forgetting": 1e-05}, (), Supervised)
     assert tuned.to_toml("a\nb").startswith("# a\n# b\n")
     assert tomllib.loads(tuned.to_toml("")) == {
         "method": {"ewc+afec": {"ewc": {"strength": 10}, "afec": {"forgetting": 1e-5}}}
     }
-    assert tomllib.loads(Tuned("ewc", {"ewc.strength": 10.0}, ()).to_toml("")) == {"method": {"ewc": {"strength": 10}}}
+    assert tomllib.loads(Tuned("ewc", {"ewc.strength": 10.0}, (), Supervised).to_toml("")) == {
+        "method": {"ewc": {"strength": 10}}
+    }
 
 
 def test_the_csv_has_a_line_for_each_trial_and_seed():
     values = {"ewc.strength": 10.0, "afec.forgetting": 1 / 3}
     trials = (Trial("ewc", {"ewc.strength": 10.0}, (0.5, 0.25)), Trial("ewc+afec", values, ()))
-    lines = list(csv.DictReader(Tuned("ewc+afec", values, trials).to_csv().splitlines()))
+    lines = list(csv.DictReader(Tuned("ewc+afec", values, trials, Supervised).to_csv().splitlines()))
     assert [line["validation_aac"] for line in lines] == ["0.500000", "0.250000", "nan"]
     assert [line["seed_number"] for line in lines] == ["0", "1", "0"]
     assert lines[0]["settings"] == "ewc.strength=10"
@@ -73,8 +76,8 @@ def test_what_was_found_is_what_a_run_takes(fake, tmp_path, together):
 )
 def test_broken_files_of_a_tuning_are_refused(text, message, tmp_path, capsys):
     (tmp_path / "t.toml").write_text(text)
-    with pytest.raises(SpecError, match=re.escape(message)):
-        load_tuned(tmp_path / "t.toml")
+    with pytest.raises(SpecError, match=re.escape(message)):  # by itself, or for the benchmark that it is used with
+        plan(["digits"], ["ewc"], [0], tuned=load_tuned(tmp_path / "t.toml"))
     command = ["run", "digits", "--scale", "smoke", "--tuned", str(tmp_path / "t.toml"), "--runs", str(tmp_path / "r")]
     assert main(command) == 2
     assert message in capsys.readouterr().err
@@ -92,7 +95,7 @@ def test_the_table_marks_what_noise_leaves_open():
     """√(½·½/103) is 4.9 points."""
     scores = {1.0: 0.2, 10.0: 0.5, 100.0: 0.48}
     trials = tuple(Trial("ewc", {"ewc.strength": key}, (score,), images=100) for key, score in scores.items())
-    cells = [list(column.cells) for column in trials_table(Tuned("ewc", trials[2].values, trials)).columns]
+    cells = [list(column.cells) for column in trials_table(Tuned("ewc", trials[2].values, trials, Supervised)).columns]
     assert cells[2] == ["20.0", "50.0", "[bold]48.0[/bold]"]
     assert cells[3][1] == "4.9"
     assert cells[4] == ["", "best mean", "taken, within noise of the best"]
@@ -102,7 +105,7 @@ def test_table_and_picture_of_any_outcome(tmp_path):
     one = Trial("ewc", {"ewc.strength": 0.0}, (0.5,))
     two = Trial("ewc", {"ewc.strength": 10.0}, ())
     last = Trial("ewc+afec", {"ewc.strength": 0.0, "afec.beta": 0.5}, (0.5, 0.7))
-    tuned = Tuned("ewc+afec", last.values, (one, two, last))
+    tuned = Tuned("ewc+afec", last.values, (one, two, last), Supervised)
     cells = [list(column.cells) for column in trials_table(tuned).columns]
     assert cells[1] == ["ewc.strength=0", "ewc.strength=10", "ewc.strength=0, afec.beta=0.5"]
     assert cells[2] == ["[bold]50.0[/bold]", "failed", "[bold]60.0 ± 14.1[/bold]"]

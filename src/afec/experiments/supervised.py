@@ -178,7 +178,7 @@ class Supervised(Experiment):
             plain = {key: list(value) if isinstance(value, tuple) else value for key, value in whole.items()}
             return {key: "off" if value is None else value for key, value in plain.items()}
         if section == "stream":
-            check_stream({key: value for key, value in values.items() if key != HOLD_OUT})
+            check_stream(values)  # without `hold_out`, which a tuning adds later: nobody else may
             return with_defaults(STREAMS, values)
         _check_net(values)
         return {**READOUT, **with_defaults(NETS, values)}

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from afec.experiments import ACCURACY, ScoreKind
+
 __all__ = ["Choice", "Trial", "choose", "effective_images"]
 
 UNCERTAIN = 0.02
@@ -33,9 +35,11 @@ class Trial:
     values: dict[str, float]
     """Of all settings, searched and kept."""
     scores: tuple[float, ...]
-    """Averaged validation accuracy of each seed; empty where a run failed."""
+    """Averaged validation score of each seed; empty where a run failed."""
     images: float = math.inf
-    """How many validation images the mean over the seeds rests on, see `effective_images`."""
+    """How many validation images the mean over the seeds rests on, see `effective_images`; infinite where there are none."""
+    kind: ScoreKind = ACCURACY
+    """What its scores are."""
 
     @property
     def label(self) -> str:
@@ -55,6 +59,8 @@ class Trial:
     @property
     def image_error(self) -> float:
         """The binomial standard error of the mean, by the number of validation images."""
+        if math.isinf(self.images):
+            return 0.0
         p = (self.score + 1 / self.images) / (1 + 2 / self.images)
         return math.sqrt(p * (1 - p) / (self.images + 3))
 
@@ -65,15 +71,18 @@ class Trial:
 
     @property
     def numbers(self) -> str:
-        """Mean, spread and standard error in per cent."""
+        """Mean, spread and standard error, as scores of this kind are shown."""
         if not self.scores:
             return "failed"
-        spread = f" ± {100 * self.spread:.1f}" if len(self.scores) > 1 else ""
-        return f"{100 * self.score:.1f}{spread} (standard error {100 * self.error:.1f})"
+        shown = self.kind.shown
+        spread = f" ± {shown(self.spread)}" if len(self.scores) > 1 else ""
+        return f"{shown(self.score)}{spread} (standard error {shown(self.error)})"
 
 
 def effective_images(sizes: Sequence[int], seeds: int) -> float:
     """How many validation images an averaged accuracy rests on: the variance of a mean over tasks is Σ p(1−p)/n / tasks²."""
+    if not sizes:  # the scores are no accuracies of images: only the seeds say how noisy they are
+        return math.inf
     return seeds * len(sizes) ** 2 / sum(1 / size for size in sizes)
 
 
@@ -91,13 +100,16 @@ class Choice:
     """How many trials are clearly worse, or failed."""
 
     def __str__(self) -> str:
-        best = f"{self.best.stage}: {self.best.label} has the highest mean, {100 * self.best.score:.1f} %"
+        kind = self.best.kind
+        mean = f"{kind.shown(self.best.score)} {kind.unit}".rstrip()
+        best = f"{self.best.stage}: {self.best.label} has the highest mean, {mean}"
         if not self.alike:
             ahead = ", ahead of every other trial by more than one standard error"
             return f"{best}{ahead if self.others else '; there is no other trial'}"
         others = "; ".join(
-            f"{one.label} (lower by {100 * (self.best.score - one.score):.1f}, one standard error is "
-            f"{100 * _noise(self.best, one):.1f} points)"
+            f"{one.label} (lower by {kind.shown(self.best.score - one.score)}, one standard error is "
+            + f"{kind.shown(_noise(self.best, one))} {kind.difference}".rstrip()
+            + ")"
             for one in self.alike
         )
         larger = _strength(self.trial) > _strength(self.best)

@@ -30,7 +30,6 @@ from afec.lab.engine import Job, Outcome, Watcher, execute, labelled
 from afec.lab.run import HERE, Place
 from afec.lab.spec import FULL, Benchmark, SpecError, merged
 from afec.lab.study import check_runnable
-from afec.metrics import aac
 from afec.randomness import seed_from
 
 __all__ = [
@@ -307,9 +306,10 @@ def _trials(
     for place, point in enumerate(points):
         own = runs[place * len(plan.seeds) : (place + 1) * len(plan.seeds)]
         done = [run for run in own if run is not None and run.done]
-        scores = tuple(aac(run.matrix("validation")) for run in done) if len(done) == len(own) else ()
+        scores = tuple(float(run.matrix("validation")[-1].mean()) for run in done) if len(done) == len(own) else ()
         values = {**stage.kept, **point}
-        yield Trial(stage.method, values, scores if all(map(math.isfinite, scores)) else (), stage.images)
+        whole = scores if all(map(math.isfinite, scores)) else ()
+        yield Trial(stage.method, values, whole, stage.images, plan.benchmark.kind.score)
 
 
 def _config(plan: Plan, stage: Stage, values: Mapping[str, float]) -> RunConfig:
