@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -95,7 +96,14 @@ def test_tune(tmp_path, walk, in_process):
     )
     found = load_benchmark(walk)
     assert resolve(found, "rest").settings == {"rest": {"strength": 0.1}}
-    assert "strength = 0.01" in out.read_text()  # the weakest hold leaves the point nearest to its last goal, by hand
+    text, trials = out.read_text(), tmp_path / "runs" / "tuning" / "walk" / "rest"
+    ends = {}
+    for trial in map(RunDirectory, (file.parent for file in trials.rglob("DONE"))):
+        ends.setdefault(trial.config.settings["rest"]["strength"], []).append(trial.matrix("validation")[-1].mean())
+    means = {strength: fmean(found) for strength, found in ends.items()}
+    assert max(means, key=means.get) == 0.01  # the weakest hold leaves the point nearest to its last goal
+    assert f"rest.strength=0.01 has the highest mean, {means[0.01]:.1f}. It cannot be told apart from" in text
+    assert "\nstrength = 0.1\n" in text  # the larger one, within noise
     assert main(["run", walk, "--method", "rest", "--tuned", str(out), "--runs", str(tmp_path / "runs")]) == 0
 
 
