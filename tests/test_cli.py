@@ -386,7 +386,7 @@ def test_a_folder_of_images_runs_as_a_benchmark(photos, in_process, capsys):
     found = find_runs(photos / "runs")
     assert [run.config.method for run in found] == ["ewc+afec", "finetune"]
     assert all(run.done and run.config.stream["name"] == "folder:my photos/2026" for run in found)
-    assert {row.name for run in found for row in run.rows()} == {"garden", "kitchen"}
+    assert {row.name for run in found for row in run.scores()} == {"garden", "kitchen"}
 
 
 def test_a_folder_of_images_is_tuned_and_planned(photos, capsys):
