@@ -30,6 +30,7 @@ from afec.lab.engine import Job, Outcome, Watcher, execute, labelled
 from afec.lab.run import HERE, Place
 from afec.lab.spec import FULL, Benchmark, SpecError, merged
 from afec.lab.study import check_runnable
+from afec.metrics import aac
 from afec.randomness import seed_from
 
 __all__ = [
