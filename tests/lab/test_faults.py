@@ -278,7 +278,7 @@ def test_a_study_with_a_damaged_run_still_shows_its_table(in_process, tmp_path, 
     file.write_text(file.read_text()[:-3])
     with pytest.warns(RuntimeWarning, match="seed0/scores.csv cannot be read"):
         assert main(command) == 0
-    assert "mean ± std of 1 seeds" in capsys.readouterr().out
+    assert "test accuracy in %, one seed" in capsys.readouterr().out
 
 
 def test_where_every_run_is_damaged_there_is_no_picture_and_no_traceback(in_process, tmp_path, capsys):
