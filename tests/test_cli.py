@@ -97,7 +97,7 @@ def test_finished_runs_are_skipped_and_scratch_is_shared(in_process, tmp_path, c
     assert "FWT vs scratch" in second
     assert before.items() <= stamps(tmp_path).items()
     assert main([*command, "ewc", "finetune"]) == 0
-    assert "done" not in capsys.readouterr().out
+    assert ": done" not in capsys.readouterr().out
 
 
 def test_python_and_command_line_give_the_same_numbers(in_process, tmp_path):
@@ -157,7 +157,7 @@ def test_strategies_run_beside_guards(in_process, tmp_path, capsys):
     [
         (["--method", "ags-cl+progress-compress"], "ags-cl and progress-compress are both strategies"),
         (["--method", "ewc+progress-compress"], "progress-compress pulls by ewc itself; set its strength"),
-        (["--method", "ags-cl", "--set", "method.ags-cl.rho=2"], "method ags-cl: AGS-CL: rho must be in [0, 1]; got 2"),
+        (["--method", "ags-cl", "--set", "method.ags-cl.rho=2"], "method ags-cl: AGSCL: rho must be in [0, 1]; got 2"),
         (
             ["--method", "ags-cl", "--set", "net.name=resnet10", "net.width=2", "net.channels=1", "net.size=8"],
             "ResNet10 is no chain of layers: its 'layer1.0' is a BasicBlock",
@@ -571,7 +571,7 @@ def test_ctrl_c_leaves_a_resumable_study_and_no_process(begun, in_process, tmp_p
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
     assert error.splitlines() == [
-        "stopping: 1 run ends its epoch and writes a checkpoint; Ctrl-C again stops at once",
+        "stopping: 1 run ends its step and writes a checkpoint; Ctrl-C again stops at once",
         STOPPED.format(tmp_path / "runs"),
     ]
     wait_until(lambda: not any(map(alive, children)))

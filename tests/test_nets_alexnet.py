@@ -91,10 +91,9 @@ def test_what_a_strategy_draws_anew_is_pretrained_too(weights, tmp_path):
             weight.add_(1.0)
     twin = Column(base).twin.state_dict()
     assert all(torch.equal(twin[name], value) for name, value in weights.items() if name.startswith("features."))
-    net = MultiHead(base, [2])
     chain = Chain(base)
     idle = {layer.name: torch.arange(layer.nodes) == 1 for layer in chain.layers}
-    refresh(chain, net, idle, 1.0, seed=0)
+    refresh(chain, base, idle, 1.0, seed=0)
     for name, value in base.state_dict().items():
         if name.startswith("features."):
             assert torch.equal(value[1], weights[name][1])

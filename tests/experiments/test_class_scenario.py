@@ -27,7 +27,7 @@ from afec.learner import Learner
 from afec.methods.expression import METHODS, make_method
 from afec.metrics import class_summary, pooled_curve
 from afec.nets import SingleHead
-from afec.report.picture import load_learner
+from afec.report.reading import load_learner
 from afec.strategy import ScenarioWarning
 from small_lab import TEXT, quick_config, quick_file
 from small_processes import afec, all_scores, wait_until

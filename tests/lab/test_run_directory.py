@@ -194,7 +194,7 @@ def test_any_configuration_survives_its_file(section, name):
 
 def test_the_hash_is_of_the_content_and_not_of_the_names():
     config = quick_config("ewc")
-    names = ("benchmark", "scale", "variant", "score", "reference")  # the last two follow from experiment and method
+    names = ("benchmark", "scale", "variant", "score", "title", "reference")  # the last three follow from the others
     for name in names:
         assert replace(config, **{name: "other"}).hash == config.hash
     other = {

@@ -102,7 +102,7 @@ def test_a_grid_of_the_benchmark_goes_before_the_default_one():
 
 
 def test_a_method_without_any_grid_is_named(monkeypatch):
-    monkeypatch.delitem(DEFAULTS, "mas")
+    monkeypatch.setitem(DEFAULTS, "mas", ())
     with pytest.raises(SpecError, match=r"quick: there is no grid for mas, .* \[tune.mas\] strength = \[1, 10, 100\]"):
         planned(how("mas", benchmark=bench("")))
 

@@ -187,7 +187,7 @@ def test_any_value_in_a_configuration_is_shown_or_named(one, tmp_path, key, valu
 
 
 def test_latex_takes_no_orders(one):
-    rename(one, method=r"\input{/etc/passwd}$#%&_{}~^", variant="")
+    rename(one, title=r"\input{/etc/passwd}$#%&_{}~^", variant="")
     text = to_latex(tables_of(rows_of([(run.config, run) for run in find_runs(root_of(one))])))
     assert r"\input" not in text
     assert r"\textbackslash{}input\{/etc/passwd\}\$\#\%\&\_\{\}\textasciitilde{}\textasciicircum{}" in text

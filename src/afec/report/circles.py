@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from afec.files import FileError
 from afec.lab import RunConfig, RunDirectory
 from afec.learner import Learner
 from afec.nets import Readout
@@ -43,6 +44,8 @@ class Panel:
 def panels_of(net: Readout, stream: Stream, config: RunConfig, run: RunDirectory) -> list[Panel]:
     """The circle of each task, by the weights of one run; `net` and `stream` are those of its problem and seed."""
     learner = load_learner(net, config, run)
+    if learner.tasks_learned != [task.name for task in stream.tasks]:
+        raise FileError(f"{run.path}: its learner has not learned the tasks of its stream, but {learner.tasks_learned}")
     return [_panel(learner, task) for task in stream.tasks]
 
 

@@ -26,7 +26,11 @@ class _Streams(Registry):
     """Streams by name; `folder:PATH` is one for every PATH."""
 
     def __missing__(self, name: str) -> Record:
-        if name.startswith(PREFIX) and name != PREFIX:
+        if not isinstance(name, str):
+            raise KeyError(name)
+        if name == PREFIX:
+            raise KeyError(name)
+        if name.startswith(PREFIX):
             return Record(name, partial(folder, name.removeprefix(PREFIX)), self[FOLDER].description)
         return super().__missing__(name)
 
