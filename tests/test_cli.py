@@ -77,8 +77,8 @@ def test_a_study_from_the_command_line(in_process, tmp_path, capsys):
         assert f"│ {label}" in shown.out
     for column in ("AAC", "old tasks", "new task", "BWT", "FWT vs scratch", "epochs", "compute"):
         assert column in shown.out
-    assert re.search(r"ewc\+afec \(λ=[\d.]+, λ_e=[\d.]+\) minus ewc \(λ=[\d.]+\): AAC [+-]", shown.out)
-    assert re.search(r"ewc\+afec \(.*\) minus ewc@equal-compute \(", shown.out)
+    assert re.search(r"ewc\+afec \(λ=[\d.]+, λ_e=[\d.]+\) +│ ewc \(λ=[\d.]+\) +│ AAC +│ +[+−]", shown.out)
+    assert re.search(r"ewc\+afec \(.*\) +│ ewc@equal-compute \(", shown.out)
     assert f"picture: {tmp_path / 'p.png'}" in shown.out
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert len(find_runs(tmp_path / "runs")) == 12
@@ -132,7 +132,7 @@ def test_other_tasks_are_another_table_and_a_scratch_of_an_earlier_command_is_fo
     assert "FWT vs scratch" in first
     assert "FWT vs scratch" not in second
     for table in (first, second):
-        assert len(re.findall(r"^ewc\+afec .* minus ewc ", table, re.MULTILINE)) == 1
+        assert len(re.findall(r"^│ ewc\+afec .* │ ewc .* │ AAC ", table, re.MULTILINE)) == 1
 
 
 def test_strategies_run_beside_guards(in_process, tmp_path, capsys):
@@ -386,7 +386,7 @@ def test_a_folder_of_images_runs_as_a_benchmark(photos, in_process, capsys):
     found = find_runs(photos / "runs")
     assert [run.config.method for run in found] == ["ewc+afec", "finetune"]
     assert all(run.done and run.config.stream["name"] == "folder:my photos/2026" for run in found)
-    assert {row.name for run in found for row in run.rows()} == {"garden", "kitchen"}
+    assert {row.name for run in found for row in run.scores()} == {"garden", "kitchen"}
 
 
 def test_a_folder_of_images_is_tuned_and_planned(photos, capsys):

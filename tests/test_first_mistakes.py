@@ -75,8 +75,9 @@ def test_an_optimiser_of_another_model_is_noticed_on_entry():
 @pytest.mark.parametrize("guard", [EWC(1.0, fisher="exact"), AFEC(1.0, epochs=1, fisher="sample")], ids=["ewc", "afec"])
 def test_a_fisher_without_its_likelihood_is_noticed_on_entry(guard):
     model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(ValueError, match="likelihood"):
-        guard.begin(model, None, (X, CLASSES), lambda model, batch: model(batch[0]).square().mean())
+        guard.begin(model, optimizer, (X, CLASSES), lambda model, batch: model(batch[0]).square().mean())
     assert guard.task is None
 
 

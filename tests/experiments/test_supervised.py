@@ -149,7 +149,7 @@ def test_an_experiment_learns_measures_and_finishes(tmp_path):
     ]
     assert all(set(one.values) == {"lr", "loss", "best"} for one in told)
     experiment.finish(tmp_path, told.append)
-    assert [file.name for file in tmp_path.rglob("*.safetensors")] == ["task2.safetensors"]
+    assert [file.name for file in tmp_path.rglob("*.safetensors")] == ["learner.safetensors"]
 
 
 @pytest.mark.parametrize("method", ["ewc+afec", "joint", "scratch"])

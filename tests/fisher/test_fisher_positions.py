@@ -13,11 +13,16 @@ from torch.nn import functional as F
 
 from afec import EWC, MAS
 from afec.fisher import Problem, choose_kind, estimate
-from afec.guard.problem import read_problem
+from afec.guard.problem import BlockArguments, read_problem
 
 DOUBLE = torch.float64
 VOCABULARY = 7
 Batch = tuple[Tensor, Tensor]
+
+
+def problem_under(model, criterion):
+    """What a block reads of a model and a criterion alone."""
+    return read_problem(model, BlockArguments(model, None, (), criterion))
 
 
 class GPT(nn.Module):
@@ -92,7 +97,7 @@ LENGTHS, PADDED = pytest.mark.parametrize("length", [4, 6, 9]), pytest.mark.para
 def problem_of(model: GPT) -> Problem:
     """(batch, time, vocabulary) comes with a function, the other order with torch's criterion."""
     if isinstance(model, Transposed):
-        return read_problem(model, nn.CrossEntropyLoss(), None, None, None)
+        return problem_under(model, nn.CrossEntropyLoss())
     return Problem(model, token_loss, predict, "categorical", mask=lambda batch: batch[1] != -100)
 
 
@@ -218,7 +223,7 @@ def test_exact_is_empirical_over_all_labels(shape: tuple[int, ...], mask: list, 
     torch.manual_seed(1)
     net = nn.Conv1d(2, 3, 1).double() if len(shape) == 2 else nn.Conv2d(2, 2, 3, padding=1).double()
     x, counted = torch.randn(1, 2, *shape[1:], dtype=DOUBLE), torch.tensor(mask)[None]
-    problem = read_problem(net, nn.CrossEntropyLoss(), None, None, None)
+    problem = problem_under(net, nn.CrossEntropyLoss())
     weights = dict(net.named_parameters())
     log_p = net(x).detach().log_softmax(1)
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -241,7 +246,7 @@ def test_regression_belongs_to_mse_loss(outputs: int, positions: int | None, ass
     torch.manual_seed(1)
     net = nn.Linear(2, outputs).double()
     x = torch.randn(1, 2, dtype=DOUBLE) if positions is None else torch.randn(1, positions, 2, dtype=DOUBLE)
-    problem, weights = read_problem(net, nn.MSELoss(), None, None, None), dict(net.named_parameters())
+    problem, weights = problem_under(net, nn.MSELoss()), dict(net.named_parameters())
     f = net(x).detach()
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for step in torch.eye(f.numel(), dtype=DOUBLE):
@@ -260,7 +265,7 @@ def test_regression_with_two_outputs_is_half_the_square(assert_close) -> None:
     torch.manual_seed(1)
     net, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=DOUBLE)
     weights, batch = dict(net.named_parameters()), (x, torch.zeros(4, 2, dtype=DOUBLE))
-    known = estimate(read_problem(net, nn.MSELoss(), None, None, None), weights, [batch], kind="exact")
+    known = estimate(problem_under(net, nn.MSELoss()), weights, [batch], kind="exact")
     said = estimate(
         Problem(net, lambda m, b: F.mse_loss(m(b[0]), b[1]), predict, "gaussian"), weights, [batch], kind="exact"
     )
@@ -388,7 +393,7 @@ def test_what_cannot_be_read_is_refused(likelihood: str, options: dict, parts: t
 def test_auto_is_exact_where_few_objectives_are_needed() -> None:
     batch = sequences(5, padded=False)
     assert choose_kind(problem_of(net()), batch) == "sample"
-    small = read_problem(nn.Conv1d(2, 2, 1), nn.CrossEntropyLoss(), None, None, None)
+    small = problem_under(nn.Conv1d(2, 2, 1), nn.CrossEntropyLoss())
     assert choose_kind(small, (torch.zeros(3, 2, 5), torch.zeros(3, 5, dtype=torch.long))) == "exact"
 
 

@@ -249,7 +249,7 @@ def test_impossible_rows_are_seen(tmp_path):
 
 @pytest.mark.parametrize("method", ["ewc", "scratch"])
 def test_tables_and_pictures_leave_damaged_runs_out_and_name_them(method, tmp_path):
-    pairs = [(quick_config(m, "tiny"), seed) for m in ("ewc", "scratch") for seed in (0, 1)]
+    pairs = [(quick_config(m, "three"), seed) for m in ("ewc", "scratch") for seed in (0, 1)]
     runs = [(config, run(config, seed, tmp_path)) for config, seed in pairs]
     (bad,) = [found for config, found in runs if config.method == method and found.seed == 0]
     (bad.path / "scores.csv").write_bytes(numbers(bad)[:-2])
@@ -278,11 +278,11 @@ def test_a_study_with_a_damaged_run_still_shows_its_table(in_process, tmp_path, 
     file.write_text(file.read_text()[:-3])
     with pytest.warns(RuntimeWarning, match="seed0/scores.csv cannot be read"):
         assert main(command) == 0
-    assert "mean ± std of 1 seeds" in capsys.readouterr().out
+    assert "test accuracy in %, one seed" in capsys.readouterr().out
 
 
 def test_where_every_run_is_damaged_there_is_no_picture_and_no_traceback(in_process, tmp_path, capsys):
-    command = ["run", quick_file(tmp_path), "--scale", "tiny", "--method", "ewc", "--seeds", "2"]
+    command = ["run", quick_file(tmp_path), "--scale", "three", "--method", "ewc", "--seeds", "2"]
     command += ["--runs", str(tmp_path / "runs"), "--picture", str(tmp_path / "p.png")]
     assert main(command) == 0
     (tmp_path / "p.png").unlink()

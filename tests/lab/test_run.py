@@ -11,6 +11,7 @@ import torch
 
 from afec.data.root import data_root
 from afec.experiments import StoppedError, supervised
+from afec.experiments.supervised import LEARNER
 from afec.files import load_tree
 from afec.lab import Job, Place, RunDirectory, check_runnable, execute, run
 from small_lab import quick_config
@@ -49,7 +50,8 @@ def test_a_run_that_was_stopped_anywhere_goes_on_to_the_same_bytes(method, epoch
     for file in ("scores.csv", "config.toml"):
         assert (directory.path / file).read_bytes() == (whole(method).path / file).read_bytes()
     if method != "scratch":
-        one, other = (load_tree(found.path / "learner.safetensors") for found in (directory, whole(method)))
+        one, other = (load_tree(found.path / LEARNER)["net"] for found in (directory, whole(method)))
+        assert one.keys() == other.keys()
         assert all(one[name].equal(other[name]) for name in one)
     assert (directory.epochs, directory.samples) == (whole(method).epochs, whole(method).samples)
     assert not directory.checkpoint.exists()

@@ -152,9 +152,9 @@ def test_if_every_trial_fails_it_says_so(fake, tmp_path):
 def test_damaged_numbers_stop_a_tuning_and_are_no_failed_trial(fake, tmp_path):
     fake(peak())
     tune(how(), tmp_path, 1)
-    file = find_runs(tmp_path)[0].path / "accuracy.csv"
+    file = find_runs(tmp_path)[0].path / "scores.csv"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(RunError, match="accuracy.csv is not whole; move the directory away and run again"):
+    with pytest.raises(RunError, match="scores.csv is not whole; move the directory away and run again"):
         tune(how(), tmp_path, 1)
 
 

@@ -77,8 +77,8 @@ def test_what_was_found_is_what_a_run_takes(fake, tmp_path, together):
 )
 def test_broken_files_of_a_tuning_are_refused(text, message, tmp_path, capsys):
     (tmp_path / "t.toml").write_text(text)
-    with pytest.raises(SpecError, match=re.escape(message)):
-        load_tuned(tmp_path / "t.toml")
+    with pytest.raises(SpecError, match=re.escape(message)):  # by itself, or for the benchmark that it is used with
+        plan(["digits"], ["ewc"], [0], tuned=load_tuned(tmp_path / "t.toml"))
     command = ["run", "digits", "--scale", "smoke", "--tuned", str(tmp_path / "t.toml"), "--runs", str(tmp_path / "r")]
     assert main(command) == 2
     assert message in capsys.readouterr().err

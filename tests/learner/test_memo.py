@@ -187,7 +187,7 @@ def test_a_recall_is_not_forgotten_by_a_resume(tmp_path):
     learner = small_learner(stream, GUARDS["ewc+afec"](), memo=memo)
     for task in stream:
         learner.learn(task)  # leaves θ_e of the second task
-    stopped = small_learner(stream, GUARDS["ewc+afec"](), memo=memo, on_phase=stop)
+    stopped = small_learner(stream, GUARDS["ewc+afec"](), memo=memo, on_progress=stop)
     stopped.learn(stream[0])
     with pytest.raises(Stop):
         stopped.learn(stream[1])

@@ -146,7 +146,7 @@ def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
         with task.only(term), task.briefly(PREVIEW_BATCHES), borrowed(task.model, task.optimizers):
             lacking = term.lacks(task)
             previewed = None if lacking else term.preview(task, task.state_of(term), seconds / 3)
-        if lacking:
+        if lacking and lacking not in report.warnings:
             report.warnings.append(lacking)
         if previewed is None or not task.optimizers:
             report.verdicts[term.name] = Verdict("not measured", why="see the warning" if lacking else untold)

@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from afec.fisher import Kind, Power, Problem, choose_kind, estimate
-from afec.fisher.batches import size_of
+from afec.fisher.batches import Samples, size_of
 from afec.fisher.checks import check_request
 from afec.fisher.estimate import taken_apart
-from afec.fisher.positions import settled
+from afec.fisher.positions import settled, that_count
 from afec.fisher.untouched import untouched
 from afec.gaussian import Gaussian, merge
 from afec.guard.borrow import borrowed
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedTask", "is_guarded"]
 
+TRIAL_SAMPLES = 16  # on which a measurement is tried when a task begins
 _UNDER_GUARD: dict[int, str] = {}  # the weights that a live task holds, so that no two guards pull one weight
 
 
@@ -69,6 +71,7 @@ class GuardedTask:
         self._reached = False  # the loss is known to reach the weights
         self._first: Any = None  # the first batch, while the task begins
         self._most_batches: int | None = None  # of a pass; `check` looks at a few
+        self._trial: Samples | None = None  # the few samples that a measurement is tried on
         self._held: list[int] = []
 
     # -- for the user ---------------------------------------------------------------------------------------------
@@ -211,7 +214,7 @@ class GuardedTask:
         kind = options.kind
         if kind == "auto":
             with forked(seed, self.device):
-                kind = choose_kind(self.problem, next(iter(self.batches("kind"))))
+                kind = choose_kind(self.problem, self._first if self._trial else next(iter(self.batches("kind"))))
             if kind == "empirical":
                 self._warn_once(
                     "the loss has no known likelihood, so the Fisher is the `empirical` one (true labels). For the true "
@@ -230,13 +233,34 @@ class GuardedTask:
     def refuses(self, options: FisherOptions) -> str | None:
         """Why this Fisher cannot be measured here, known before anything is learned; None if it can."""
         kind = options.kind
-        if kind == "auto":
-            return None if self.problem.likelihood is None else self.cannot_read_output()
         try:
-            check_request(self.problem, self.weights, kind=kind, batch_size=None, train=options.dropout, chunk=1)
+            if kind != "auto":
+                check_request(self.problem, self.weights, kind=kind, batch_size=None, train=options.dropout, chunk=1)
         except ValueError as error:
             return str(error)
-        return self.cannot_read_output() if kind in ("exact", "sample") else None
+        reads = self.problem.likelihood is not None if kind == "auto" else kind in ("exact", "sample")
+        return (self.cannot_read_output() if reads else None) or self.cannot_measure(lambda: self.fisher(options))
+
+    def cannot_measure(self, measure: Callable[[], object]) -> str | None:
+        """Why `measure()` would fail when the task ends, found out on a few samples of its first batch; None if it works."""
+        if self._first is None:  # made on demand: found out when it is measured
+            return None
+        try:
+            samples = that_count(self.problem, next(taken_apart(self.problem, self._first)).take(0, TRIAL_SAMPLES))
+        except ValueError:  # a batch that is no rows of samples: `batched` takes it whole
+            samples = Samples.single(self._first)
+        if samples.size == 0:
+            return None
+        self._trial = samples
+        try:
+            measure()
+        except FloatingPointError:  # the weights will be others
+            return None
+        except ValueError as error:
+            return str(error)
+        finally:
+            self._trial = None
+        return None
 
     def cannot_read_output(self) -> str | None:
         """Why classes and positions of the output cannot be told apart, seen on the first batch; None if they can."""
@@ -265,19 +289,16 @@ class GuardedTask:
         `pass_size` is how many samples a batch of the pass has, where the data can be cut anew (None: as they come); the rest
         is as in `fisher.estimate`.
         """
+        options: dict[str, Any] = {"kind": kind, "batch_size": batch_size, "train": train, "power": power}
+        if self._trial is not None:
+            own = self._trial.of is None  # one sample as it stands, from `split=`
+            problem = replace(problem, split=lambda batch: [batch]) if own and problem.split is not None else problem
+            return estimate(problem, self.weights, [self._trial.batch], seed=self.seed("first"), **options).mean()
         if self._most_batches is not None:
             purpose = ("preview",)
         batches = itertools.islice(self.batches("fisher", *purpose, batch_size=pass_size), self._most_batches)
-        found = estimate(
-            problem,
-            self.weights,
-            self._counted(batches),
-            kind=kind,
-            batch_size=batch_size,
-            train=train,
-            seed=self.seed("fisher", *purpose),
-            power=power,
-        )
+        seed = self.seed("fisher", *purpose)
+        found = estimate(problem, self.weights, self._counted(batches), seed=seed, **options)
         return self.processes.total(found).mean()
 
     def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:

@@ -48,20 +48,17 @@ class AGSCL(OptionFields, Strategy):
     mu: float = option(
         default=10.0,
         kw_only=False,
-        symbol="μ",
         at_least=0,
         doc="μ ≥ 0, how sparse unimportant nodes are kept. Zero: not at all.",
     )
     rho: float = option(
         default=0.3,
-        symbol="ρ",
         at_least=0,
         at_most=1,
         doc="ρ in [0, 1], the share of the unimportant nodes that gets fresh incoming weights after each task. Zero: none.",
     )
     eta: float = option(
         default=0.9,
-        symbol="η",
         at_least=0,
         at_most=1,
         doc="η in [0, 1], what is left of the old importance after a task.",

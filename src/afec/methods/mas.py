@@ -54,8 +54,8 @@ class MAS(Regulariser):
         return 1.0 if self.merge == "sum" else "mean"
 
     def lacks(self, task: GuardedTask) -> str | None:
-        """The class axis, for an output with positions whose axis nothing tells."""
-        return task.cannot_read_output()
+        """The class axis, for an output with positions whose axis nothing tells; or an output that has a norm."""
+        return task.cannot_read_output() or task.cannot_measure(lambda: self.importance(task, {}))
 
     def importance(self, task: GuardedTask, task_state: State) -> dict[str, Tensor]:
         """1/N·Σ_b |∂Σ_{x∈b}‖f(x)‖/∂θ| over batches b of `batch` samples."""

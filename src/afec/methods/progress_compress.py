@@ -81,7 +81,7 @@ class ProgressCompress(FisherFields, Strategy):
     adapter_width: float = option(
         default=0.25, above=0, doc="Nodes of an adapter, as a share of the nodes of its layer."
     )
-    temperature: float = option(default=1.0, symbol="T", above=0, doc="T > 0 of the distillation.")
+    temperature: float = option(default=1.0, above=0, doc="T > 0 of the distillation.")
     progress_epochs: int | None = option(
         default=None, at_least=1, doc="At most so many epochs of progress; by default as the schedule says."
     )

@@ -53,6 +53,7 @@ ALL_ZERO = "it is zero for every row"
 SINGLE_RUNS = (
     "each row has one seed only, so a difference may be chance; the table has the numbers, and `--seeds` runs more"
 )
+NO_SCRATCH = " There is no `scratch` run here; add `--method scratch` for the forward transfer that says something."
 POOLED = "there is no BWT or FWT in the scenario `class`; the table has old and new classes apart"
 MOST = 12
 """Methods in one figure: more colours than that nobody tells apart."""
@@ -68,8 +69,8 @@ def average_curves(rows: Rows) -> Figure:
     """The average over the tasks so far, or over all classes so far."""
     shown, more = shown_rows(rows)
     traces = tuple(_curve(rows, row, row.curves) for row in shown)
-    kind, pooled = rows[0].kind, rows[0].pooled
-    if pooled:
+    kind = rows[0].kind
+    if rows[0].pooled:
         title, caption, x_label = "Accuracy over all classes so far", CAPTIONS["all-classes"], "phases learned"
     else:
         title, x_label = f"{kind.average} over the tasks so far", "tasks learned"
@@ -111,9 +112,6 @@ def transfer(rows: Rows) -> Figure:
     return _of_several_seeds(shown, _figure("transfer", "Knowledge transfer", caption, *charts))
 
 
-NO_SCRATCH = " There is no `scratch` run here; add `--method scratch` for the forward transfer that says something."
-
-
 def matrices(rows: Rows) -> Figure:
     """A[i, j], one heat map for each method."""
     shown, more = shown_rows(rows)
@@ -125,19 +123,8 @@ def matrices(rows: Rows) -> Figure:
         known = [value for _, values in means for value in values[np.isfinite(values)]] or [0.0]
         low, high = float(min(known)), float(max(known))
     digits = 0 if high - low > 20 else kind.digits
-    charts = [
-        Heat(
-            row.label,
-            values,
-            row.every_reading[0].names,
-            len(row.readings),
-            kind.title,
-            kind.in_unit,
-            (low, high),
-            digits,
-        )
-        for row, values in means
-    ]
+    about = (kind.title, kind.in_unit, (low, high), digits)
+    charts = [Heat(row.label, v, row.every_reading[0].names, len(row.readings), *about) for row, v in means]
     ends = {"low": f"{number(low, digits)}{kind.in_unit}", "high": f"{number(high, digits)}{kind.in_unit}"}
     caption = CAPTIONS["matrix"].format(score=kind.title, **ends) + more
     return _figure("matrix", f"The {kind.name} of every task after every task, A[i, j]", caption, *charts)
