@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from afec.experiments.supervised import LEARNER
 from afec.files import FileError
 from afec.lab import RunConfig, RunDirectory
 from afec.learner import Learner
@@ -45,7 +46,7 @@ def panels_of(net: Readout, stream: Stream, config: RunConfig, run: RunDirectory
     """The circle of each task, by the weights of one run; `net` and `stream` are those of its problem and seed."""
     learner = load_learner(net, config, run)
     if learner.tasks_learned != [task.name for task in stream.tasks]:
-        raise FileError(f"{run.path}: its learner has not learned the tasks of its stream, but {learner.tasks_learned}")
+        raise FileError(f"{run.path / LEARNER}: it has learned {learner.tasks_learned}, not the tasks of its stream")
     return [_panel(learner, task) for task in stream.tasks]
 
 
