@@ -46,6 +46,9 @@ strength = 5
 [method.afec]
 forgetting = 1
 
+[method.prior]
+strength = 0.1
+
 [method."mas+afec".afec]
 forgetting = 0.5
 

@@ -39,6 +39,13 @@ LAB_IMPORTS = {"files", "naming", "randomness", "data.root", "metrics", "experim
 """All that lab may know of the house: what is run is behind `experiments`."""
 
 
+def test_tests_lie_in_the_rooms_that_they_are_of():
+    """A room that is a folder has its tests in a folder of that name; those of one file, and of the whole house, are beside."""
+    folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir() and path.name[0] not in "_."}
+    rooms = {name for name in ROOMS if (SOURCE / name).is_dir()}
+    assert folders == rooms | {"golden"}
+
+
 def imported(path: Path) -> set[str]:
     """What a file imports of ours, as `room` or `room.file`; also inside functions and for types only."""
     found = set()
@@ -125,14 +132,11 @@ def imported_files(path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def test_no_files_import_each_other_in_a_circle():
-    """Typed imports included; what a package's `__init__` gathers is no import of the files in it.
-
-    Left out is `guard`, where a guard, its terms and its task still name each other's types.
-    """
+    """Typed imports included; what a package's `__init__` gathers is no import of the files in it."""
     known = {
         ".".join(("afec", *path.relative_to(SOURCE).with_suffix("").parts)): path
         for path in SOURCE.rglob("*.py")
-        if path.name != "__init__.py" and path.parent.name != "guard"
+        if path.name != "__init__.py"
     }
     left = {name: imported_files(path, known) - {name} for name, path in known.items()}
     while free := {name for name, needs in left.items() if not needs & left.keys()}:

@@ -70,13 +70,15 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _at_import(node: ast.AST) -> Iterator[ast.Call]:
-    """The calls outside of all functions; decorators and defaults of arguments are outside."""
+    """The calls outside of all functions and lambdas; decorators and defaults of arguments are outside."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Lambda):
             continue
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             for outside in (*child.decorator_list, child.args):
-                yield from _calls(outside)
+                if isinstance(outside, ast.Call):
+                    yield outside
+                yield from _at_import(outside)
             continue
         if isinstance(child, ast.Call):
             yield child

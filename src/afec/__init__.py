@@ -1,10 +1,15 @@
 """Continual learning with active forgetting, for PyTorch."""
 
-from afec.gaussian import Gaussian
-from afec.guard import GradientUsedTwiceError, Guard, GuardedTask, WeightMovedError
-from afec.learner import Learner, Machine, Schedule
-from afec.methods import AFEC, AGSCL, EWC, MAS, RWALK, SI, ProgressCompress
-from afec.strategy import Strategy
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from afec.gaussian import Gaussian
+    from afec.guard import GradientUsedTwiceError, Guard, GuardedTask, WeightMovedError
+    from afec.learner import Learner, Machine, Schedule
+    from afec.methods import AFEC, AGSCL, EWC, MAS, RWALK, SI, Prior, ProgressCompress, Recycle
+    from afec.strategy import Strategy
 
 __all__ = [
     "AFEC",
@@ -19,8 +24,26 @@ __all__ = [
     "GuardedTask",
     "Learner",
     "Machine",
+    "Prior",
     "ProgressCompress",
+    "Recycle",
     "Schedule",
     "Strategy",
     "WeightMovedError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its room, or a room, when it is first asked for: `afec --help` needs no PyTorch."""
+    if name in __all__:
+        rooms = map(import_module, (f"afec.{room}" for room in ("gaussian", "guard", "strategy", "methods", "learner")))
+        found = next(getattr(room, name) for room in rooms if hasattr(room, name))
+        globals()[name] = found
+        return found
+    if not name.startswith("_") and find_spec(f"afec.{name}") is not None:
+        return import_module(f"afec.{name}")
+    raise AttributeError(f"module 'afec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

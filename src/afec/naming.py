@@ -44,9 +44,6 @@ class Record:
             return tuple(name for name, one in declared.items() if one.from_config)
         return tuple(name for name in inspect.signature(self.make).parameters if name not in NO_OPTIONS)
 
-    settings = options
-    function = property(lambda self: self.make)
-
 
 class Registry(dict[str, Record]):
     """Things of one kind by their names, also as `module:Name` and `path/to/file.py:Name`.

@@ -13,13 +13,13 @@ import shutil
 import pytest
 import torch
 from bad_images import deep, truncated
-from official_layouts import write_cub, write_image_folder
 from PIL import Image
 
 from afec.cli import main
 from afec.data import cache as cache_module
 from afec.data.catalogue import ALEXNET_CONV
 from afec.nets import make_backbone
+from official_layouts import write_cub, write_image_folder
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from official_layouts import CIFAR10_NAMES, packed, python2_pickle, write_cifar10, write_cifar100
 
 from afec.data import DataError, data_root, load_cifar10, load_cifar100
+from official_layouts import CIFAR10_NAMES, packed, python2_pickle, write_cifar10, write_cifar100
 
 ARCHIVES = {
     "cifar-10-batches-py": "cifar-10-python.tar.gz",

@@ -9,12 +9,12 @@ import tarfile
 from types import SimpleNamespace
 
 import numpy as np
-import official_layouts as layouts
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import official_layouts as layouts
 from afec.data import cache, omniglot
 from afec.data.catalogue import DATASETS
 from afec.data.cifar import load_cifar10, load_cifar100

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from local_server import serving
-from official_layouts import packed, write_cifar100, write_cub, write_image_folder, write_omniglot
 
 from afec.cli import main
 from afec.data import DataError, load_cifar100
@@ -23,6 +22,7 @@ from afec.data.catalogue import DATASETS
 from afec.data.download import download
 from afec.data.store import check, get
 from afec.data.unpack import unpack
+from official_layouts import packed, write_cifar100, write_cub, write_image_folder, write_omniglot
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -32,7 +32,7 @@ def _no_hook_survives(setting):
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "5", None, True])
 def test_strength_must_be_finite_and_not_negative(value):
     with pytest.raises(
-        ValueError, match=rf"EWC: strength \(λ\) must be a finite number ≥ 0; got {re.escape(repr(value))}"
+        ValueError, match=rf"EWC: strength \(λ\) must be a finite number ≥ 0, or 'auto'; got {re.escape(repr(value))}"
     ):
         EWC(strength=value)
 
@@ -69,7 +69,7 @@ def test_afec_needs_one_weight_and_one_way_to_train():
     [
         (
             {"fisher": "diagonal"},
-            "fisher must be one of 'auto', 'exact', 'sample', 'empirical', 'batched'; got 'diagonal'",
+            "fisher must be one of 'auto', 'exact', 'sample', 'empirical', 'batched', 'reversed'; got 'diagonal'",
         ),
         ({"preset": "papers"}, "preset must be one of 'default', 'paper', 'official'; got 'papers'"),
         ({"fisher": "batched", "fisher_batch": 0}, "fisher_batch must be an integer ≥ 1; got 0"),

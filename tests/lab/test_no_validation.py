@@ -16,8 +16,9 @@ from afec.experiments.supervised import Supervised, build
 from afec.lab import RunDirectory, find_runs, load_benchmark, plan, run
 from afec.lab.tuning import Plan, tune
 from afec.learner import Learner, Schedule
+from afec.naming import Record
 from afec.nets import make_backbone
-from afec.streams import STREAMS, StreamRecord, digits
+from afec.streams import STREAMS, digits
 from small_lab import TEXT, quick_file
 from stopped_runs import in_task, run_until
 
@@ -35,7 +36,7 @@ def bare(seed, tasks=5, test=0.85, sizes=None):
 
 @pytest.fixture(autouse=True)
 def _named(monkeypatch):
-    monkeypatch.setitem(STREAMS, "bare", StreamRecord("bare", bare, "digits without validation"))
+    monkeypatch.setitem(STREAMS, "bare", Record("bare", bare, "digits without validation"))
 
 
 def learner(schedule):

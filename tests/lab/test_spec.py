@@ -116,7 +116,7 @@ def test_every_default_and_what_a_preset_says_is_written_out():
     assert config.net == {"name": "digits", "channels": 4, "features": 8, "zero_heads": False, "classifier": "linear"}
     plain = resolve(parse_benchmark(TEXT.replace("tasks = 5\n", "").replace("channels = 4\n", ""), "q", "q"), "ewc")
     for section, record in (("stream", STREAMS["digits"]), ("net", NETS["digits"])):
-        defaults = {p.name: p.default for p in inspect.signature(record.function).parameters.values()}
+        defaults = {p.name: p.default for p in inspect.signature(record.make).parameters.values()}
         (missing,) = {"stream": ["tasks"], "net": ["channels"]}[section]
         assert getattr(plain, section)[missing] == defaults[missing]
 

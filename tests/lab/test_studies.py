@@ -6,13 +6,13 @@ import csv
 import math
 
 import pytest
-from small_tuning import GRIDS
 
 from afec.cli import main
 from afec.lab import SpecError, engine, find_runs, load_benchmark
 from afec.lab.studies import load_study, parse_study, study_names
 from afec.lab.tuning import Plan, planned
 from small_lab import TEXT, quick_file
+from small_tuning import GRIDS
 
 SMALL = """
 description = "two pairs of digits"

@@ -7,8 +7,8 @@ import tomllib
 from dataclasses import replace
 
 import pytest
-from small_tuning import bench, how, peak
 
+from afec.experiments import Score
 from afec.experiments.supervised import build
 from afec.lab import (
     RunError,
@@ -18,6 +18,7 @@ from afec.lab import (
 )
 from afec.lab.tuning import tune
 from small_lab import TEXT
+from small_tuning import bench, how, peak
 
 
 def test_the_best_is_chosen_on_validation_though_test_says_otherwise(fake, tmp_path):
@@ -214,3 +215,17 @@ def test_tpe_without_optuna_says_what_to_install(fake, tmp_path, monkeypatch):
         tune(how(search="tpe"), tmp_path, 1)
     assert ran == []
     assert tune(how(), tmp_path, 1).best == {"ewc.strength": 10.0, "afec.forgetting": 1.0}  # a grid needs none
+
+
+def test_in_the_scenario_class_trials_are_ranked_by_the_average_incremental_accuracy(fake, tmp_path):
+    """By hand: phases of 30 and 10 images; 0.8 after the first; then (30·0.4 + 10·0.8)/40 = 0.5; the mean is 0.65."""
+    fake(lambda settings, seed: (0.5, 0.5))
+    plan = how("ewc", sets={"stream": {"scenario": "class"}})
+    with pytest.warns(UserWarning, match="in the scenario 'class'"):
+        tune(plan, tmp_path, 1)
+    run = find_runs(tmp_path)[0]
+    scores = [(1, 1, 0.8, 30), (2, 1, 0.4, 30), (2, 2, 0.8, 10)]
+    run.write_scores([Score(after, task, "digits", value, 0.1, size) for after, task, value, size in scores])
+    assert run.config.pooled
+    assert run.average("validation") == pytest.approx(0.65)
+    assert replace(run.config, stream={**run.config.stream, "scenario": "task"}).pooled is False

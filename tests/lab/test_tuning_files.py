@@ -7,7 +7,6 @@ import re
 import tomllib
 
 import pytest
-from small_tuning import GRIDS, how, peak
 
 from afec.cli import main
 from afec.experiments import RETURN
@@ -22,6 +21,7 @@ from afec.lab.spec import load_tuned
 from afec.lab.tuning import Tuned, tune
 from afec.report.search import draw_search, trials_table
 from small_lab import TEXT, quick_file
+from small_tuning import GRIDS, how, peak
 
 
 def test_the_file_of_a_sum_and_of_a_single_term():

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_learning import SHORT, cut, few_tasks, numbers, same
 
 import afec
 from afec.learner import Learner
@@ -14,6 +13,7 @@ from afec.learner.memo import Memo
 from afec.nets import MultiHead, make_backbone
 from afec.randomness import forked
 from afec.streams import digits
+from small_learning import SHORT, cut, few_tasks, numbers, same
 
 BATCH_NORMS = ["shared", "per-task"]
 GUARDS = {

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_learning import SHORT, Backbone, cut, numbers, same
 from torch.nn import functional as F
 
 import afec
@@ -17,6 +16,7 @@ from afec.nets import SingleHead
 from afec.randomness import forked
 from afec.strategy import ScenarioWarning
 from afec.streams import digits
+from small_learning import SHORT, Backbone, cut, numbers, same
 
 METHODS = {
     "finetune": lambda: None,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_learning import SHORT, few_tasks, same, small_learner
 from torch import nn
 
 import afec
 from afec.files import FileError, save_tree
 from afec.learner import Learner
 from afec.nets import MultiHead
+from small_learning import SHORT, few_tasks, same, small_learner
 
 GO_ON = """
 import sys
@@ -40,7 +40,7 @@ def test_a_fresh_process_predicts_the_same_and_goes_on_bit_for_bit(tmp_path):
     file, said, end = tmp_path / "learner.safetensors", tmp_path / "said.pt", tmp_path / "end.safetensors"
     learner.save(file)
     predictions = learner.predict(tasks[0].test.inputs, 0)
-    command = [sys.executable, "-c", GO_ON, str(Path(__file__).parent), str(file), str(said), str(end)]
+    command = [sys.executable, "-c", GO_ON, str(Path(__file__).parents[1]), str(file), str(said), str(end)]
     subprocess.run(command, check=True)
     assert torch.load(said, weights_only=True).equal(predictions)
     learner.learn(tasks[2])

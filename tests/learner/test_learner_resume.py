@@ -4,11 +4,11 @@ import io
 from dataclasses import replace
 
 import pytest
-from small_learning import SHORT, few_tasks, numbers, same, small_learner
 
 import afec
 from afec.files import load_tree, save_tree
 from afec.streams import Split
+from small_learning import SHORT, few_tasks, numbers, same, small_learner
 
 BASES = {"ewc": afec.EWC, "mas": afec.MAS, "si": afec.SI, "rwalk": afec.RWALK}
 
@@ -32,6 +32,8 @@ GUARDS = {
     "ewc+afec sampled": lambda: afec.EWC(1.0, fisher="sample") + afec.AFEC(0.5, fisher="sample"),
     **{f"{name} official": lambda make=make: make(1.0, preset="official") for name, make in BASES.items()},
     **{f"{name} official": make for name, make in sums("official").items()},
+    **{f"{name} auto": lambda make=make: make("auto") for name, make in BASES.items()},
+    "si auto+afec": lambda: afec.SI("auto") + afec.AFEC(0.5),
     "ags-cl": lambda: afec.AGSCL(100.0, mu=5),
     "ags-cl by step+ewc": lambda: afec.AGSCL(100.0, mu=5, proximal="step") + afec.EWC(1.0),
     "ags-cl+rwalk+afec": lambda: afec.AGSCL(100.0, mu=5) + afec.RWALK(1.0) + afec.AFEC(0.5),
@@ -43,6 +45,8 @@ GUARDS = {
 PHASES = {
     "ewc+afec": {"theta_e", "train"},
     "si official": {"train"},
+    "ewc auto": {"reference", "train"},
+    "si auto+afec": {"theta_e", "train"},
     "rwalk+afec": {"theta_e", "train"},
     "ags-cl+rwalk+afec": {"theta_e", "train"},
     "progress-compress+afec": {"progress", "theta_e", "compress"},

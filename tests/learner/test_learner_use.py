@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_learning import SHORT, Backbone, few_tasks, same, small_learner, small_net
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,6 +15,7 @@ import afec
 from afec.learner import Learner, Schedule
 from afec.nets import DigitsBackbone, MultiHead
 from afec.streams import Split, digits, digits_regression
+from small_learning import SHORT, Backbone, few_tasks, same, small_learner, small_net
 
 
 def learned(tasks, guard=None, **options):

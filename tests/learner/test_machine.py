@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_learning import SHORT, cut
 
 import afec
 from afec.learner import Learner, Machine
 from afec.nets import DigitsBackbone
 from afec.streams import digits
+from small_learning import SHORT, cut
 
 SCHEDULE = replace(SHORT, lr=3e-3, max_epochs=3)
 

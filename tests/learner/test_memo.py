@@ -7,7 +7,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 import torch
-from small_learning import SHORT, few_tasks, numbers, same, small_learner
 from torch import nn
 
 import afec
@@ -16,6 +15,7 @@ from afec.learner import memo as memo_module
 from afec.learner.machine import Machine
 from afec.learner.tasks import Batches, BatchLoss
 from afec.nets import MultiHead
+from small_learning import SHORT, few_tasks, numbers, same, small_learner
 
 GUARDS = {
     "finetune": lambda: None,

@@ -3,12 +3,12 @@
 import copy
 
 import pytest
-from small_learning import few_tasks, numbers, same, small_learner
 
 import afec
 from afec.files import load_tree
 from afec.learner import StoppedError
 from afec.learner.fit import Stop
+from small_learning import few_tasks, numbers, same, small_learner
 
 
 class After:

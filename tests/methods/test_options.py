@@ -33,7 +33,7 @@ def test_a_regulariser_says_how_it_measures_importance_and_little_else(name):
     assert issubclass(method, regulariser.Regulariser)
     assert lines_of_code(Path(inspect.getfile(method)).read_text()) < 60
     own = {key for key, value in vars(method).items() if inspect.isfunction(value)}
-    assert own <= {"importance", "begin_task", "after_step", "lacks", "end_task"}
+    assert own <= {"importance", "watched", "after_step", "cannot_measure", "end_task"}
     assert "importance" in own
 
 
@@ -114,7 +114,9 @@ def test_fields_make_a_constructor():
     assert Own(1.0, preset="official").share == 1.0
     assert Own(1.0, preset="official", share=0.25, count=None).share == 0.25
     for wrong in ({}, {"strength": 1, "sahre": 1}):
-        with pytest.raises(TypeError, match="Own: .*It takes strength, share, count, switch, params, preset"):
+        with pytest.raises(
+            TypeError, match="Own: .*It takes strength, share, count, switch, tolerance, .*params, preset"
+        ):
             Own(**wrong)
     with pytest.raises(TypeError, match="too many positional"):
         Own(1.0, 0.5)

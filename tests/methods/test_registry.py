@@ -84,7 +84,7 @@ def mine(tmp_path, monkeypatch):
 def test_a_method_of_a_users_file_is_found_named_and_added(mine):
     record = METHODS["mine.py:Ridge"]
     assert (record.name, record.description) == ("ridge", "Hold every weight alike. More words.")
-    assert record.options == ("strength", "floor", "preset")
+    assert record.options == ("strength", "floor", "tolerance", "reference_epochs", "preset")
     assert "mine.py:Ridge" in METHODS
     assert "mine.py:Ridge" not in list(METHODS)  # the listing has our own
     assert terms_of(f"afec + {mine}:Ridge") == (f"{mine}:Ridge", "afec")

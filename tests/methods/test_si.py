@@ -221,7 +221,7 @@ def test_returning_without_a_bookmark_says_what_to_do():
 @pytest.mark.parametrize(("option", "message"), [
     ({"damping": 0}, "SI: damping must be a finite number > 0.*got 0"),
     ({"gradient": "both"}, "SI: gradient must be one of 'task', 'total'; got 'both'"),
-    ({"strength": -1.0}, r"SI: strength \(λ\) must be a finite number ≥ 0; got -1"),
+    ({"strength": -1.0}, r"SI: strength \(λ\) must be a finite number ≥ 0, or 'auto'; got -1"),
     ({"preset": "mine"}, "preset must be one of"),
 ])  # fmt: skip
 def test_errors(option, message):

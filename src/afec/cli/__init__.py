@@ -1,33 +1,25 @@
-"""The command line: `afec run | tune | resume | report | list | data`."""
+"""The command line: `afec run | tune | resume | report | list | data | study`.
+
+A command imports what it needs when it runs: importing PyTorch takes a second or two, and `afec --help` does without.
+"""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from afec.cli.data import Data
 from afec.cli.data import data as data_app
 from afec.cli.study import study as study_app
-from afec.data.root import data_root, data_root_is
-from afec.experiments import EXPERIMENTS, find_experiment
-from afec.files import FileError
-from afec.lab import Place, RunError, SpecError, benchmark_names, load_benchmark, plan, unfinished
-from afec.lab.config import grid
-from afec.lab.spec import FULL, load_tuned
-from afec.lab.tuning import Plan
-from afec.methods.expression import FINETUNE, METHODS
-from afec.naming import unknown
-from afec.nets import NETS
-from afec.streams import STREAMS
-from afec.streams.folder import PREFIX
-from afec.streams.registry import FOLDER
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["app", "main"]
 
@@ -42,8 +34,18 @@ BOARD = "Log for TensorBoard under this directory as well; what is in RUNS stays
 SEVERAL = ("--method", "-m", "--set", "--where")  # options that take all the words up to the next option
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"afec {metadata.version('afec')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _afec() -> None:
+def _afec(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
     """Continual learning with active forgetting."""
 
 
@@ -63,7 +65,7 @@ def run(
     ] = ["finetune", "ewc", "ewc+afec"],  # noqa: B006
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    scale: Annotated[str, typer.Option(help="A scale of the benchmark; `smoke` takes seconds.")] = FULL,
+    scale: Annotated[str, typer.Option(help="A scale of the benchmark; `smoke` takes seconds.")] = "full",
     set_: Annotated[
         list[str], typer.Option("--set", help="section.key=value, or several values: method.ewc.strength=10,100")
     ] = [],  # noqa: B006
@@ -77,12 +79,15 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
 ) -> None:
     """Run methods on benchmarks over seeds, one process per core; finished runs are not run again."""
+    from afec.cli import work
+    from afec.data.root import data_root
+    from afec.lab import Place, plan
+    from afec.lab.spec import load_tuned
+
     found = load_tuned(tuned) if tuned else None
     sets = _with_device(set_, device)
     place = Place(data=data_root(data).absolute())
     jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found, place)
-    from afec.cli import work
-
     how = work.How(runs, workers, tensorboard)
     if dry_run:
         work.say_what(jobs, how)
@@ -96,7 +101,7 @@ def tune(
     method: Annotated[str, typer.Option("--method", "-m", help="The method: ewc, mas+afec, …")],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds each trial has.")] = 3,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them; not one that is reported.")] = 100,
-    scale: Annotated[str, typer.Option(help="A scale of the benchmark.")] = FULL,
+    scale: Annotated[str, typer.Option(help="A scale of the benchmark.")] = "full",
     search: Annotated[
         str, typer.Option(help="grid: the benchmark's own; tpe: between its smallest and largest value.")
     ] = "grid",
@@ -115,6 +120,13 @@ def tune(
     ] = False,
 ) -> None:
     """Tune a method on validation accuracy: λ first, without AFEC, then λ_e with that λ kept, as in the paper."""
+    from afec.cli import work
+    from afec.data.root import data_root
+    from afec.lab import Place, SpecError, load_benchmark
+    from afec.lab.config import grid
+    from afec.lab.tuning import Plan
+    from afec.naming import unknown
+
     if search not in ("grid", "tpe"):
         raise SpecError(f"--search {search}: {unknown('search', search, ['grid', 'tpe'])}")
     changes = grid(_with_device(set_, device))
@@ -124,8 +136,6 @@ def tune(
         load_benchmark(benchmark), method, scale, changes[0], range(first_seed, first_seed + seeds),
         "tpe" if search == "tpe" else "grid", trials or None, together, beta, Place(data=data_root(data).absolute()),
     )  # fmt: skip
-    from afec.cli import work
-
     place = work.How(runs, workers, tensorboard)
     if dry_run:
         work.say_trials(how, place)
@@ -144,14 +154,16 @@ def resume(
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
 ) -> None:
     """Finish the runs that were begun and not finished, each from its last checkpoint."""
+    from afec.cli import work
+    from afec.data.root import data_root
+    from afec.lab import Place, RunError, unfinished
+
     if not runs.is_dir():
         raise RunError(f"there is no directory {runs}; give the one that `afec run` wrote to")
     jobs = unfinished(runs, Place(device, data_root(data).absolute()))
     if not jobs:
-        Console().print(f"nothing to resume: every run under {runs} is done", soft_wrap=True)
+        work.console_here().print(f"nothing to resume: every run under {runs} is done", soft_wrap=True)
         return
-    from afec.cli import work
-
     work.do(jobs, work.How(runs, workers, tensorboard), None)
 
 
@@ -186,6 +198,7 @@ def report(
 ) -> None:
     """Show the tables of the finished runs, draw a figure of them, or write the page about them."""
     from afec.cli import reports, work
+    from afec.data.root import data_root, data_root_is
 
     with data_root_is(data_root(data)):
         reports.report(work.console_here(), runs, figure, out, where, watch, pictures)
@@ -194,6 +207,16 @@ def report(
 @app.command("list")
 def list_() -> None:
     """Show the benchmarks, methods, streams and nets that can be named."""
+    from rich.console import Console
+
+    from afec.experiments import EXPERIMENTS, find_experiment
+    from afec.lab import benchmark_names, load_benchmark
+    from afec.methods.expression import FINETUNE, METHODS
+    from afec.nets import NETS
+    from afec.streams import STREAMS
+    from afec.streams.folder import PREFIX
+    from afec.streams.registry import FOLDER
+
     # Where no terminal says how wide it is, lines must not be cut.
     console = Console() if sys.stdout.isatty() else Console(width=160)
     table = _listing("benchmarks", "scales", "variants", "")
@@ -224,19 +247,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(expanded(given), standalone_mode=False, prog_name="afec")
-    except (SpecError, RunError, FileError) as error:
-        print(f"afec: {error}", file=sys.stderr)
-        return 2
     except typer.Exit as leave:
         return leave.exit_code
     except (typer.Abort, KeyboardInterrupt):  # outside of a study; inside of one, `work` says more
         return 130
     except Exception as error:
         show = getattr(error, "show", None)  # what the command line's parser has to say
-        if show is None:
+        if show is not None:
+            show()
+            return int(getattr(error, "exit_code", 2))
+        from afec.files import FileError
+        from afec.lab import RunError, SpecError
+
+        if not isinstance(error, SpecError | RunError | FileError):
             raise
-        show()
-        return int(getattr(error, "exit_code", 2))
+        print(f"afec: {error}", file=sys.stderr)
+        return 2
     return int(code or 0)
 
 
@@ -254,6 +280,8 @@ def expanded(arguments: Sequence[str]) -> list[str]:
             several = word if word in SEVERAL else ""
             result.append(word)
             if several and following.startswith("-"):
+                from afec.lab import SpecError
+
                 raise SpecError(f"{word} needs at least one word after it; `afec run --help` has examples")
         elif several and result[-1] != several:
             result += [several, word]
@@ -263,12 +291,16 @@ def expanded(arguments: Sequence[str]) -> list[str]:
 
 
 def _with_device(sets: Sequence[str], device: str | None) -> list[str]:
+    from afec.lab import SpecError
+
     if device and any(text.partition("=")[0].strip() == "training.device" for text in sets):
         raise SpecError(f"--device {device}: --set training.device says it as well; give one of the two")
     return [*sets, f"training.device={device}"] if device else list(sets)
 
 
 def _listing(*columns: str) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, 2), header_style="bold")
     for name in columns:
         table.add_column(name, no_wrap=name != "")

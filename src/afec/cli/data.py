@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
-from afec.data.catalogue import DATASETS, Dataset, dataset
-from afec.data.root import VARIABLE, DataError, data_root
-from afec.data.store import check, found, get
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from afec.data.catalogue import Dataset
 
 __all__ = ["Data", "data"]
 
 data = typer.Typer(help="The datasets: what there is, what is here, and fetching the rest.", no_args_is_help=True)
 
 
-Data = Annotated[Path | None, typer.Option("--data", help=f"Where the datasets are; else {VARIABLE}, else a cache.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Where the datasets are; else AFEC_DATA, else a cache.")]
 Names = Annotated[list[str] | None, typer.Argument(help="Names of datasets; all where none is given.")]
 
 
 @data.command("list")
 def list_(data: Data = None) -> None:
     """Show the datasets, where their files come from, and which are here."""
+    from rich.table import Table
+
+    from afec.data.catalogue import DATASETS
+    from afec.data.root import data_root
+    from afec.data.store import found
+
     console, root = _console(), data_root(data)
     console.print(f"data directory: {root}\n", highlight=False, soft_wrap=True)
     for record in DATASETS.values():
@@ -51,6 +56,9 @@ def list_(data: Data = None) -> None:
 @data.command("check")
 def check_(names: Names = None, data: Data = None) -> None:
     """Compare the checksums of what is here and read it; the exit code is 1 where something is wrong or missing."""
+    from afec.data.root import data_root
+    from afec.data.store import check, found
+
     console, root = _console(), data_root(data)
     bad = 0
     for record in _records(names):
@@ -72,6 +80,11 @@ def get_(
     again: Annotated[bool, typer.Option("--again", help="Put new files in the place of damaged ones.")] = False,
 ) -> None:
     """Fetch datasets from their official addresses; one that broke off goes on where it was."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from afec.data.root import data_root
+    from afec.data.store import get
+
     console, root = _console(), data_root(data)
     for record in _records(names):
         with Progress(
@@ -93,6 +106,9 @@ def get_(
 
 
 def _records(names: list[str] | None) -> list[Dataset]:
+    from afec.data.catalogue import DATASETS, dataset
+    from afec.data.root import DataError
+
     try:
         return [dataset(name) for name in names] if names else list(DATASETS.values())
     except ValueError as error:

@@ -61,7 +61,7 @@ def report(
     done = [(config, run) for config, run in found if run.done]
     if not done:
         raise RunError(
-            f"no finished run under {root} fits{' ' + ' '.join(where) if where else ''}; there is: {_in_words(states)}"
+            f"no finished run under {root} fits{' ' + ' '.join(where) if where else ''}; found {_in_words(states)}"
         )
     if out is None:
         print_tables(console, done)
@@ -122,8 +122,8 @@ def _write_page(console: Console, root: Path, out: Path, where: list[str], *, wa
     write(readings, watching=watch)
     console.print(f"page: {out}", highlight=False, soft_wrap=True)
     nothing = f"there is no run under {root}; give the directory that `afec run` wrote to"
-    said = _in_words(library.states) if readings else nothing
-    console.print(said, highlight=False, soft_wrap=True)
+    message = _in_words(library.states) if readings else nothing
+    console.print(message, highlight=False, soft_wrap=True)
     if not watch:
         return
     console.print("watching; Ctrl-C ends it", highlight=False)
@@ -240,8 +240,8 @@ def chosen(root: Path, where: list[str], *, watching: bool = False) -> tuple[Run
         missing = [value for value in asked if value not in values]
         wrong = missing if len(missing) == len(asked) else [v for v in missing if path == ["method"] and not _names(v)]
         if read and wrong and not watching:
-            said = unknown(".".join(path), str(wrong[0]), map(str, values))
-            raise SpecError(f"--where {text}: {said} (in the {read} runs under {root})")
+            message = unknown(".".join(path), str(wrong[0]), map(str, values))
+            raise SpecError(f"--where {text}: {message} (in the {read} runs under {root})")
     return found, states
 
 

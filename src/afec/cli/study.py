@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from afec.cli.data import Data
-from afec.data.root import data_root, data_root_is
-from afec.lab import Place
-from afec.lab.config import grid
-from afec.lab.directory import TUNING
-from afec.lab.spec import FULL, Changes, load_benchmark, load_tuned
-from afec.lab.studies import Study, TunedFor, load_study, study_names
-from afec.lab.tuning import Plan
+
+if TYPE_CHECKING:
+    from afec.lab.spec import Changes
+    from afec.lab.studies import Study, TunedFor
 
 __all__ = ["study"]
 
@@ -31,6 +27,10 @@ RunsFolder = Annotated[Path, typer.Option("--runs", help="Where the run director
 @study.command("list")
 def list_() -> None:
     """Show the studies that come with the package."""
+    from rich.table import Table
+
+    from afec.lab.studies import load_study, study_names
+
     table = Table(box=None, padding=(0, 2), header_style="bold")
     for name in ("study", "paper", "scales", ""):
         table.add_column(name, no_wrap=name != "")
@@ -41,9 +41,10 @@ def list_() -> None:
 
 
 @study.command("show")
-def show(name: Name, scale: Scale = FULL, runs: RunsFolder = Path("runs"), data: Data = None) -> None:
+def show(name: Name, scale: Scale = "full", runs: RunsFolder = Path("runs"), data: Data = None) -> None:
     """Show what a study runs, how much of it is done, how long the rest may take, and what it writes."""
     from afec.cli import work
+    from afec.lab.studies import load_study
 
     console, found = _console(), load_study(name).at(scale)
     about = f" ({found.paper} of the paper)" if found.paper else ""
@@ -62,7 +63,7 @@ def show(name: Name, scale: Scale = FULL, runs: RunsFolder = Path("runs"), data:
 @study.command("run")
 def run(
     name: Name,
-    scale: Scale = FULL,
+    scale: Scale = "full",
     runs: RunsFolder = Path("runs"),
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where the results go; by default results/NAME.")
@@ -77,9 +78,15 @@ def run(
         show(name, scale, runs, data)
         return
     from afec.cli import reports, work
+    from afec.data.root import data_root, data_root_is
+    from afec.lab import Place
+    from afec.lab.config import grid
+    from afec.lab.spec import load_benchmark
+    from afec.lab.studies import load_study
+    from afec.lab.tuning import Plan
 
     found = load_study(name).at(scale)
-    folder = out or Path("results") / (found.name if scale == FULL else f"{found.name}-{scale}")
+    folder = out or Path("results") / (found.name if scale == "full" else f"{found.name}-{scale}")
     reports.check_out(folder / "seeds.csv")
     place, how = Place(data=data_root(data).absolute()), work.How(runs, workers, tensorboard)
     for search in found.tune:
@@ -97,6 +104,8 @@ def run(
 
 def _tuned(found: Study, runs: Path) -> TunedFor:
     """What the searches of the study have chosen so far, for each method that was searched."""
+    from afec.lab.spec import load_tuned
+
     searched = {(one.benchmark, method, one.scale) for one in found.tune for method in one.methods}
 
     def chosen(benchmark: str, method: str, scale: str) -> Changes | None:
@@ -107,6 +116,8 @@ def _tuned(found: Study, runs: Path) -> TunedFor:
 
 
 def _tuned_file(found: Study, runs: Path, benchmark: str, method: str, scale: str) -> Path:
+    from afec.lab.directory import TUNING
+
     return runs / TUNING / found.name / f"{Path(benchmark).stem}-{method}-{scale}.toml"
 
 

@@ -184,10 +184,10 @@ def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDi
         try:
             if drawn:
                 draw_study(picture, drawn)
-            said = f"picture: {picture}" if drawn else "no picture: no method's run is finished and whole"
+            message = f"picture: {picture}" if drawn else "no picture: no method's run is finished and whole"
         except (FileError, ValueError) as error:  # no weights, or too little to draw
-            said = f"no picture: {error}"
-    console.print(said, highlight=False, soft_wrap=True)
+            message = f"no picture: {error}"
+    console.print(message, highlight=False, soft_wrap=True)
 
 
 def console_here() -> Console:

@@ -208,11 +208,13 @@ def _read_pickle(stream: IO[bytes], _size: int, columns: int) -> _Part:
         raise _FormError(f"it has no {' and no '.join(missing)}")
     images = content[b"data"]
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != PIXELS or not len(images):
-        raise _FormError(f"its data are {_said(images)}, expected an array of shape (images, {PIXELS})")
+        raise _FormError(f"its data are {_message(images)}, expected an array of shape (images, {PIXELS})")
     lists = [content[key] for key in keys]
     for key, labels in zip(keys, lists, strict=True):
         if not isinstance(labels, list) or len(labels) != len(images) or not all(type(k) is int for k in labels):
-            raise _FormError(f"its {key.decode()} are {_said(labels)}, expected a list of {len(images)} class numbers")
+            raise _FormError(
+                f"its {key.decode()} are {_message(labels)}, expected a list of {len(images)} class numbers"
+            )
     return _Part(images, np.array(lists).T)
 
 
@@ -225,7 +227,7 @@ def _read_names(stream: IO[bytes], pickled: bool, columns: int) -> list[tuple[st
     for key in keys:
         names = content.get(key) if isinstance(content, dict) else None
         if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-            raise _FormError(f"its {key.decode()} are {_said(names)}, expected a list of names")
+            raise _FormError(f"its {key.decode()} are {_message(names)}, expected a list of names")
         found.append(tuple(name.decode(errors="replace") for name in names))
     return found
 
@@ -249,6 +251,6 @@ def _together(parts: list[_Part], where: str, name: str) -> tuple[Tensor, Tensor
     return torch.from_numpy(images), torch.from_numpy(labels)
 
 
-def _said(value: object) -> str:
+def _message(value: object) -> str:
     shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
     return f"{type(value).__name__}{shape}{f' of {len(value)}' if isinstance(value, list) else ''}"

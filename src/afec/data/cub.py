@@ -74,8 +74,8 @@ def _listed(file: Path, read: Callable[[str], Value]) -> dict[int, Value]:
             try:
                 found[int(number)] = read(rest)
             except ValueError:
-                said = f"expected a number and what belongs to it; got {line[:60]!r}"
-                raise DataError(f"{file}, line {place}: {said}; {AGAIN}") from None
+                message = f"expected a number and what belongs to it; got {line[:60]!r}"
+                raise DataError(f"{file}, line {place}: {message}; {AGAIN}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error}); get it anew: `afec data get cub200 --again`") from error
     return found

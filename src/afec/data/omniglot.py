@@ -151,7 +151,7 @@ def _archive(place: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(place)
     except Exception as error:  # a damaged archive makes zipfile raise nearly anything
         raise DataError(
-            f"{place} is damaged or no zip file ({_said(error)}); fetch it again: `afec data get omniglot --again`"
+            f"{place} is damaged or no zip file ({_message(error)}); fetch it again: `afec data get omniglot --again`"
         ) from error
 
 
@@ -173,13 +173,13 @@ def _content(where: str, opened: Callable[[], IO[bytes]]) -> bytes:
         with opened() as file:
             content = file.read(MOST_BYTES + 1)
     except Exception as error:
-        raise DataError(f"{where}: it cannot be read ({_said(error)}); `afec data get omniglot --again`") from error
+        raise DataError(f"{where}: it cannot be read ({_message(error)}); `afec data get omniglot --again`") from error
     if len(content) > MOST_BYTES:
         raise DataError(f"{where}: more than {MOST_BYTES:,} bytes are no drawing of {DRAWN}×{DRAWN} pixels")
     return content
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
@@ -191,8 +191,8 @@ def _drawing(where: str, content: bytes) -> np.ndarray:
                 return np.asarray(image.convert("L")) < 128
             size = "×".join(map(str, image.size))
     except Exception as error:  # a damaged file makes Pillow raise nearly anything
-        said = f"it cannot be read as a PNG ({_said(error)}); `afec data get omniglot --again`"
-        raise DataError(f"{where}: {said}") from error
+        message = f"it cannot be read as a PNG ({_message(error)}); `afec data get omniglot --again`"
+        raise DataError(f"{where}: {message}") from error
     raise DataError(f"{where}: {size} pixels, expected {DRAWN}×{DRAWN}")
 
 

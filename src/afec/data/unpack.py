@@ -65,8 +65,8 @@ def _copy_out(archive: Path, work: Path, folder: str, beside: Sequence[str]) -> 
     except FileExistsError as error:
         raise DataError(f"{archive} has {error.filename} twice; nothing was unpacked") from error
     except Exception as error:  # a damaged archive makes tarfile raise nearly anything
-        said = error or type(error).__name__
-        raise DataError(f"{archive} is damaged or no archive ({said}); nothing was unpacked") from error
+        message = error or type(error).__name__
+        raise DataError(f"{archive} is damaged or no archive ({message}); nothing was unpacked") from error
 
 
 def _inside(name: str, folder: str, archive: Path) -> PurePosixPath:

@@ -14,7 +14,6 @@ from typing import Any
 from afec.fisher import KINDS
 from afec.gaussian import beta_from_forgetting, forgetting_from_beta
 from afec.methods.expression import METHODS, check_settings
-from afec.methods.presets import settings as preset_settings
 from afec.naming import unknown
 
 __all__ = ["Space", "check_grid", "has_grid", "search_space"]
@@ -27,11 +26,14 @@ TRUE_KINDS = {"auto", "exact", "sample"}
 _EWC = (
     {"strength": (1, 10, 100, 1000, 10_000), "fisher": "exact"},
     {"strength": (100, 1000, 10_000, 100_000, 1_000_000), "fisher": "empirical"},  # of `batched`, B times as large
+    {"strength": (0.01, 0.1, 1, 10, 100), "fisher": "reversed"},
 )
 _AFEC = (
     {"forgetting": (0.01, 0.1, 1, 10, 100), "beta": (0.01, 0.1, 0.5, 0.9, 0.99), "fisher": "exact"},
     {"forgetting": (0.001, 0.01, 0.1, 1, 10), "beta": (0.001, 0.01, 0.1, 0.5, 0.9), "fisher": "empirical"},
+    {"forgetting": (0.001, 0.01, 0.1, 1, 10), "beta": (0.001, 0.01, 0.1, 0.5, 0.9), "fisher": "reversed"},
 )
+NOTHING: tuple[dict[str, Any], ...] = ({},)  # there is nothing to search: it has no strength
 _OWN = ({"strength": (0.1, 1, 10, 100, 1000)},)  # of a method of somebody's own
 DEFAULTS: dict[str, tuple[dict[str, Any], ...]] = {
     "ewc": _EWC,
@@ -41,6 +43,8 @@ DEFAULTS: dict[str, tuple[dict[str, Any], ...]] = {
     "rwalk": ({"strength": (0.1, 1, 10, 100, 1000)},),
     "ags-cl": ({"strength": (1, 10, 100, 1000, 10_000)},),
     "afec": _AFEC,
+    "prior": ({"strength": (0.01, 0.1, 1, 10, 100)},),  # decoupled; in the gradient Adam makes much smaller ones act
+    "recycle": NOTHING,
 }
 """Grids for benchmarks without one, of equal length for every method; the Fisher kind of the run decides which is taken."""
 
@@ -61,8 +65,8 @@ def check_grid(term: str, grid: Mapping[str, Any]) -> None:
 
 
 def has_grid(term: str, grid: Mapping[str, Any], *, beta: bool = False) -> bool:
-    """Whether the grid says anything about what is searched."""
-    return bool(_numbers(grid, term, beta))
+    """Whether the grid says anything about what is searched, or there is nothing to search."""
+    return bool(_numbers(grid, term, beta)) or DEFAULTS.get(term, _OWN) is NOTHING
 
 
 def _numbers(grid: Mapping[str, Any], term: str, beta: bool) -> dict[str, Any]:
@@ -73,6 +77,8 @@ def _numbers(grid: Mapping[str, Any], term: str, beta: bool) -> dict[str, Any]:
 
 def search_space(term: str, given: Mapping[str, Any], settings: Mapping[str, Any], *, beta: bool = False) -> Space:
     """The grid of one term of a method, for the Fisher kind of its settings: the given one, or else the default one."""
+    if DEFAULTS.get(term, _OWN) is NOTHING and not _numbers(given, term, beta):
+        return {}
     if not has_grid(term, given, beta=beta):
         here = str(settings.get("fisher", "auto"))
         fitting = (one for one in DEFAULTS.get(term, _OWN) if _family(str(one.get("fisher", here))) == _family(here))
@@ -103,10 +109,10 @@ def _times(factor: float, key: str, value: float) -> float:
 
 def _factor(term: str, grid: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
     """What the grid's λ are multiplied by under the run's own Fisher kind."""
-    if "fisher" not in METHODS[term].settings or "fisher" not in grid:
+    if "fisher" not in METHODS[term].options or "fisher" not in grid:
         return 1.0
     given = {key: settings.get(key) for key in ("fisher", "fisher_batch")}
-    own = preset_settings(term, settings.get("preset", "default"), **given)
+    own = METHODS[term].make.settings(preset=settings.get("preset"), **given)
     there, here = str(grid["fisher"]), str(own["fisher"])
     if _family(there) == _family(here) == "true":
         return 1.0

@@ -121,6 +121,7 @@ class Supervised(Experiment):
     def _tell(self, epochs: Epochs) -> None:
         values = asdict(epochs.epoch)
         step = values.pop("number")
+        values |= {f"strength.{term}": strength for term, strength in epochs.strengths.items()}
         self._on_progress(Progress(self._number(epochs), epochs.name, epochs.phase, step, "epoch", values))
 
     def _number(self, epochs: Epochs) -> int:
@@ -221,8 +222,8 @@ class Supervised(Experiment):
             image = task.train.inputs[:1]
             with torch.no_grad():
                 net.eval().features(image if task.prepare is None else task.prepare(image), task=0)
-            if said := _origin(net):
-                origins[said] = None
+            if origin := _origin(net):
+                origins[origin] = None
             for setup in alike:
                 schedule, _ = training_of(setup.training, context.device)
                 if not _validates(stream):
@@ -288,8 +289,8 @@ class Supervised(Experiment):
 
 
 def _origin(net: Readout) -> str:
-    said = getattr(net.backbone, "origin", "")
-    return f"initial weights {said}" if said else ""
+    origin = getattr(net.backbone, "origin", "")
+    return f"initial weights {origin}" if origin else ""
 
 
 def _validates(stream: Stream) -> bool:

@@ -1,6 +1,6 @@
 """Diagonal Fisher information of any module: squared gradients, per sample or per batch.
 
-Four kinds (`Kind`), one function (`estimate`). It works in chunks, touches nothing of the model, and takes for
+Five kinds (`Kind`), one function (`estimate`). It works in chunks, touches nothing of the model, and takes for
 each weight the fastest of three routes that gives what one backward pass per sample gives (see `plan`).
 """
 

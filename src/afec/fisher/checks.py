@@ -47,6 +47,11 @@ def check_request(
             )
         if problem.likelihood not in ("categorical", "gaussian"):
             raise ValueError(f'likelihood must be "categorical" or "gaussian". Got {problem.likelihood!r}.')
+    if kind == "reversed" and problem.likelihood != "categorical":
+        raise ValueError(
+            f"the 'reversed' Fisher negates logits, so it needs a classification, likelihood=\"categorical\". Got "
+            f'likelihood={problem.likelihood!r}: use fisher="exact", "sample", "empirical" or "batched" for other losses.'
+        )
     for argument, number in (("chunk", chunk), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ValueError(f"{argument} must be at least 1. Got {number}.")

@@ -17,6 +17,7 @@ from afec.fisher.objectives import Objective
 from afec.fisher.plan import Plan, make_plan, zeros
 from afec.fisher.positions import alike, output_of, scalar_loss, settled, that_count
 from afec.fisher.problem import FisherSum, Kind, Power, Problem
+from afec.fisher.reversed import ReversedLoss
 from afec.fisher.untouched import untouched
 
 __all__ = ["EXACT_UP_TO", "choose_kind", "estimate", "taken_apart"]
@@ -59,6 +60,8 @@ def estimate(
     check_request(problem, weights, kind=kind, batch_size=batch_size, train=train, chunk=chunk, power=power)
     with untouched(problem.model, weights.values(), train=train, seed=seed) as generator:
         squares = {name: zeros(weight) for name, weight in weights.items()}
+        if kind == "reversed":
+            problem, kind = replace(problem, loss=ReversedLoss(problem)), "empirical"
         if kind == "batched":
             return _batched(problem, weights, _some(batches), batch_size, squares, power)
         return _per_sample(Objective(problem, kind, power), weights, _some(batches), generator, chunk, squares)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 __all__ = ["KINDS", "FisherSum", "Kind", "Likelihood", "Power", "Problem", "Route"]
 
-Kind = Literal["exact", "sample", "empirical", "batched"]
-"""Which Fisher information. All four are diagonal, and all are means: over samples, `batched` over batches.
+Kind = Literal["exact", "sample", "empirical", "batched", "reversed"]
+"""Which Fisher information. All five are diagonal, and all are means: over samples, `batched` over batches.
 
 The loss ℓ_i of a sample is that of a batch of one. Where the output has T positions that count (tokens, pixels), ℓ_i is their
 mean, and log p(c|x_i) below is the mean (1/T) Σ_t log p(c_t|x_i) over labels c that are drawn at each position.
@@ -21,6 +21,8 @@ mean, and log p(c|x_i) below is the mean (1/T) Σ_t log p(c_t|x_i) over labels c
 - `empirical`: the true labels instead, the paper's equation (App. B.1): (1/N) Σ_i (∂ ℓ_i/∂θ)².
 - `batched`: the squared gradient of the mean loss of B samples, as in the released code, where B = 20.
   About `empirical` / B.
+- `reversed`: as `empirical`, with the logits z negated in the loss: (1/N) Σ_i (∂ ℓ(−z_i, y_i)/∂θ)² (EWC-DR). A sample that is
+  fitted well has a large gradient there, not a vanishing one. Of a classification only.
 """
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -1,6 +1,6 @@
 """The block around one task, in anybody's training loop."""
 
-from afec.guard.base import Guard, State, Sum
+from afec.guard.base import Guard, Sum, Term
 from afec.guard.borrow import load, snapshot
 from afec.guard.expansion import (
     NO_OPTIMIZER,
@@ -11,21 +11,24 @@ from afec.guard.expansion import (
 )
 from afec.guard.gradients import GradientUsedTwiceError
 from afec.guard.marks import WeightMovedError
+from afec.guard.memory import State
 from afec.guard.options import FisherFields, FisherOptions, Option, OptionFields, Preset, checked_weight, option
 from afec.guard.problem import HasGuardedParameters, Params
+from afec.guard.pull import Mover
 from afec.guard.steps import Step, at_bookmark, with_bookmark
-from afec.guard.task import GuardedTask
-from afec.guard.term import Term
+from afec.guard.task import Alone, GuardedTask
 from afec.guard.trial import trial_steps
 
 __all__ = [
     "NO_OPTIMIZER",
+    "Alone",
     "FisherFields",
     "FisherOptions",
     "GradientUsedTwiceError",
     "Guard",
     "GuardedTask",
     "HasGuardedParameters",
+    "Mover",
     "OptimizerFactory",
     "Option",
     "OptionFields",

@@ -1,15 +1,12 @@
-"""What a guard is and how guards add.
-
-A guard is one or more terms, the methods (see `term`). Their states are plain dictionaries of tensors and numbers, so that
-saving them is saving the guard, and leaving a block by an exception is forgetting the new ones.
-"""
+"""What a guard is and how guards add: one or more terms, the methods, and what they know (see `memory`)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -17,17 +14,12 @@ from torch.optim import Optimizer
 
 from afec.fisher import Likelihood
 from afec.guard.block import Block, Lookout
-from afec.guard.problem import BlockArguments, LossFn, Mask, Params, Predict
-from afec.guard.task import GuardedTask
+from afec.guard.check import CheckReport, check
+from afec.guard.memory import Memory
+from afec.guard.problem import BlockArguments, BlockOptions, LossFn, Mask, Params, Predict
+from afec.guard.task import GuardedTask, TermFunctions
 
-if TYPE_CHECKING:
-    from afec.guard.check import CheckReport
-    from afec.guard.term import Term
-
-__all__ = ["Guard", "State", "Sum"]
-
-State = dict[str, Any]
-FORMAT = 2
+__all__ = ["Guard", "Sum", "Term"]
 
 
 class Guard(ABC):
@@ -36,13 +28,9 @@ class Guard(ABC):
     def __init__(self, params: Params = None) -> None:
         # An iterator would be empty at the second task.
         self.params: Params = params if params is None or isinstance(params, nn.Module) else list(params)
-        self._tasks_done = 0
-        self._seed: int | None = None
-        self._states: dict[str, State] = {}
-        self._task_states: dict[str, State] | None = None  # of a task that was loaded in its middle
-        self._task: GuardedTask | None = None
+        self._memory = Memory()
+        self._task: GuardedTask | None = None  # the latest one
         self._lookout: Lookout | None = None  # of the latest block that waits to be entered
-        self._warned: set[str] = set()
 
     # -- what it consists of --------------------------------------------------------------------------------------
 
@@ -69,17 +57,17 @@ class Guard(ABC):
     @property
     def tasks_done(self) -> int:
         """The number of tasks learned to the end."""
-        return self._tasks_done
+        return self._memory.tasks_done
 
     @property
     def in_task(self) -> bool:
         """Whether a task has begun and not ended, in this process or in the one that saved the state."""
-        return self._task is not None or self._task_states is not None
+        return self.task is not None or self._memory.task_states is not None
 
     @property
     def task(self) -> GuardedTask | None:
         """The task that is being learned now."""
-        return self._task
+        return self._task if self._task is not None and self._task.is_open else None
 
     def learning(
         self,
@@ -96,6 +84,7 @@ class Guard(ABC):
         batch_size: int = 64,
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
+        evaluate: Callable[[], float] | None = None,
         seed: int | None = None,
     ) -> Block:
         """Learn one task inside a `with` block: expansion on entry, the pull in every step, consolidation on exit.
@@ -116,7 +105,9 @@ class Guard(ABC):
             batch_size: of our passes where `data` are tensors.
             progress: a progress bar for the expansion; by default when standard error is a terminal.
             train: how θ_e is trained where AFEC says neither `epochs=` nor `expand=`: a function that trains the model
-                in place.
+                in place. So is the new task alone, which a strength of `auto` is found by.
+            evaluate: the loss of the new task with the present weights, best on validation data: what a strength of `auto` is
+                found by. By default the guard measures it on some batches of `data`.
             seed: what all draws of this guard come from; taken in its first task. By default `torch.initial_seed()`.
 
         An exception inside the block leaves the guard as it was on entry. Without `with` nothing begins: the next optimiser
@@ -137,6 +128,7 @@ class Guard(ABC):
             batch_size=batch_size,
             progress=progress,
             train=train,
+            evaluate=evaluate,
         )
         return Block(partial(self._begin, arguments, seed), self._lookout)
 
@@ -147,32 +139,11 @@ class Guard(ABC):
         data: Any,
         loss_fn: LossFn,
         *,
-        predict: Predict | None = None,
-        likelihood: Likelihood | None = None,
-        split: Callable[[Any], Iterable[Any]] | None = None,
-        class_axis: int | None = None,
-        mask: Mask | None = None,
-        batch_size: int = 64,
-        progress: bool | None = None,
-        train: Callable[[], object] | None = None,
         seed: int | None = None,
+        **options: Unpack[BlockOptions],
     ) -> GuardedTask:
-        """The entry of `learning` by hand, for callbacks and notebooks; then `task.end()` or `task.abort()`."""
-        arguments = BlockArguments(
-            model,
-            optimizer,
-            data,
-            loss_fn,
-            predict=predict,
-            likelihood=likelihood,
-            split=split,
-            class_axis=class_axis,
-            mask=mask,
-            batch_size=batch_size,
-            progress=progress,
-            train=train,
-        )
-        return self._begin(arguments, seed)
+        """The entry of `learning` by hand, with the same arguments; then `task.end()` or `task.abort()`."""
+        return self._begin(BlockArguments(model, optimizer, data, loss_fn, **options), seed)
 
     def check(
         self,
@@ -181,37 +152,21 @@ class Guard(ABC):
         data: Any,
         loss_fn: LossFn,
         *,
-        predict: Predict | None = None,
-        likelihood: Likelihood | None = None,
-        split: Callable[[Any], Iterable[Any]] | None = None,
-        class_axis: int | None = None,
-        mask: Mask | None = None,
-        batch_size: int = 64,
-        train: Callable[[], object] | None = None,
         seconds: float = 5.0,
+        **options: Unpack[BlockOptions],
     ) -> CheckReport:
         """A preflight of a few seconds in your own setting; prints what it found and returns it. Changes nothing.
 
-        It takes some steps with your optimiser and puts everything back: does the pull reach the weights, is `loss_fn` a
-        mean, can the data be passed over again, and how large are task gradient, old pull and forgetting pull?
+        It takes the arguments of `learning`, and some steps with your optimiser, and puts everything back: does the pull
+        reach the weights, is `loss_fn` a mean, can the data be passed over again, and how large are task gradient, old pull
+        and forgetting pull?
         """
-        from afec.guard.check import check
-
-        arguments = BlockArguments(
-            model,
-            optimizer,
-            data,
-            loss_fn,
-            predict=predict,
-            likelihood=likelihood,
-            split=split,
-            class_axis=class_axis,
-            mask=mask,
-            batch_size=batch_size,
-            progress=False,
-            train=train,
-        )
-        return check(self, arguments, seconds)
+        if self.task is not None:
+            raise RuntimeError("guard.check() is a preflight: call it before the block, not inside one")
+        seed = torch.initial_seed() if self._memory.seed is None else self._memory.seed
+        options["progress"] = False
+        arguments = BlockArguments(model, optimizer, data, loss_fn, **options)
+        return check(self._task_of(arguments, replace(self._memory, seed=seed)), self.method, seconds)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -221,52 +176,30 @@ class Guard(ABC):
         With model, optimiser, RNG and data position restored as well, a fresh process goes on bit for bit; the next
         `learning()` then continues the task without a second expansion.
         """
-        task_states = self._task.task_states if self._task is not None and self._task.started else self._task_states
-        return {
-            "format": FORMAT,
-            "method": self.method,
-            "tasks_done": self._tasks_done,
-            "seed": self._seed,
-            "states": dict(self._states),
-            "task_states": None if task_states is None else dict(task_states),
-        }
+        task = self.task
+        task_states = self._memory.task_states if task is None or not task.started else task.task_states
+        return self._memory.saved(self.method, task_states)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a `state_dict()` of a guard with the same terms; strengths may differ."""
-        if self._task is not None:
+        if self.task is not None:
             raise RuntimeError("cannot load a state inside a block; end or abort the task first (guard.task.abort())")
-        if (
-            isinstance(state, Mapping) and state.get("format") == 1 and "flights" in state
-        ):  # another word for task states
-            state = {**state, "format": FORMAT, "task_states": state["flights"]}
-            del state["flights"]
-        keys = {"format", "method", "tasks_done", "seed", "states", "task_states"}
-        if not isinstance(state, Mapping) or set(state) != keys or state["format"] != FORMAT:
-            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(
-                f"this is no state_dict of a guard (format {FORMAT}): expected {sorted(keys)}, got {found}"
-            )
-        if state["method"] != self.method:
-            raise ValueError(
-                f"the state is of {state['method']!r}, this guard is {self.method!r}; build the guard that was saved"
-            )
-        self._tasks_done, self._seed = int(state["tasks_done"]), state["seed"]
-        self._states, self._task_states = dict(state["states"]), state["task_states"]
+        self._memory.load(self.method, state)
 
     def _begin(self, arguments: BlockArguments, seed: int | None) -> GuardedTask:
         self._stop_lookout()
-        if self._task is not None:
+        if self.task is not None:
             raise RuntimeError(
-                f"{self!r} is already learning task {self._task.number + 1}: blocks of one guard do not nest. "
+                f"{self!r} is already learning task {self.task.number + 1}: blocks of one guard do not nest. "
                 "End it first with guard.task.end(), or drop it with guard.task.abort()"
             )
-        first = self._seed is None
+        first = self._memory.seed is None
         if first:
-            self._seed = torch.initial_seed() if seed is None else seed
+            self._memory.seed = torch.initial_seed() if seed is None else seed
         try:
-            task = GuardedTask(self, arguments)
+            task = self._task_of(arguments, self._memory)
         except BaseException:
-            self._seed = None if first else self._seed
+            self._memory.seed = None if first else self._memory.seed
             raise
         task.gave_seed = first
         self._task = task
@@ -277,13 +210,22 @@ class Guard(ABC):
             raise
         return task
 
+    def _task_of(self, arguments: BlockArguments, memory: Memory) -> GuardedTask:
+        return GuardedTask(repr(self), self.terms, self.params, memory, arguments)
+
     def _stop_lookout(self) -> None:
         if self._lookout is not None:
             self._lookout.end()
             self._lookout = None
 
-    def _commit(self, states: dict[str, State]) -> None:
-        self._states, self._task_states, self._tasks_done = states, None, self._tasks_done + 1
+
+class Term(TermFunctions, Guard):
+    """One method. A subclass is final: settings in the constructor, and functions of its state."""
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The method itself."""
+        return (self,)
 
 
 class Sum(Guard):

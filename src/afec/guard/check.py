@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,10 @@ from afec.fisher.untouched import untouched
 from afec.gaussian import Gaussian, Quadratic, merge
 from afec.guard.borrow import borrowed
 from afec.guard.expansion import training_step
-from afec.guard.problem import BlockArguments
 from afec.guard.task import GuardedTask
 from afec.guard.trial import walk, watched
 from afec.guard.verdict import Verdict, judge, percent
 from afec.randomness import forked
-
-if TYPE_CHECKING:
-    from afec.guard.base import Guard
 
 __all__ = ["CheckReport", "Layer", "check"]
 
@@ -69,23 +65,16 @@ class CheckReport:
         return "\n".join(lines)
 
 
-def check(guard: Guard, arguments: BlockArguments, seconds: float) -> CheckReport:
-    """See `Guard.check`."""
-    if guard.task is not None:
-        raise RuntimeError("guard.check() is a preflight: call it before the block, not inside one")
-    seed, guard._seed = guard._seed, guard._seed if guard._seed is not None else torch.initial_seed()
-    try:
-        task = GuardedTask(guard, arguments)
-        task.number = max(task.number, 1)  # the first task has no pull: show what the second one will have
-        report = CheckReport(guard.method)
-        _check_data(task, report)
-        with torch.enable_grad(), borrowed(task.model, task.optimizers):
-            if not task.model.training:
-                task.model.train()
-            _check_pull_arrives(task, report)
-        _measure(task, report, seconds)
-    finally:
-        guard._seed = seed
+def check(task: GuardedTask, method: str, seconds: float) -> CheckReport:
+    """See `Guard.check`; the task is not begun."""
+    task.number = max(task.number, 1)  # the first task has no pull: show what the second one will have
+    report = CheckReport(method)
+    _check_data(task, report)
+    with torch.enable_grad(), borrowed(task.model, task.optimizers):
+        if not task.model.training:
+            task.model.train()
+        _check_pull_arrives(task, report)
+    _measure(task, report, seconds)
     print(report)
     return report
 
@@ -159,7 +148,7 @@ def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
     report.verdicts = {term.name: every[term.name] for term in task.terms}
     _take_norms(task, terms, steps, report)
     names = ", ".join(sorted({type(optimizer).__name__ for optimizer in task.optimizers}))
-    first = "" if task.guard.tasks_done else " (as if the old task's)"
+    first = "" if task.memory.tasks_done else " (as if the old task's)"
     report.facts.append(f"measured in {steps} steps of {names} from the present weights{first}, which were put back")
     for name, verdict in found.items():
         _advise(name, verdict, f"in {steps} steps of {names}", report)

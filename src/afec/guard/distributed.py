@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from afec.fisher import FisherSum
@@ -27,6 +27,10 @@ class Processes:
     def mean(self, value: float) -> float:
         """The mean over all processes, so that all of them decide alike."""
         return value
+
+    def either(self, seen: Tensor) -> Tensor:
+        """True where it is so in any process."""
+        return seen
 
     def once(self, model: nn.Module, train: Callable[[], None]) -> None:
         """Train in one process and give all of them its weights and buffers."""
@@ -52,6 +56,12 @@ class Ensemble(Processes):
     def mean(self, value: float) -> float:
         """The mean over all processes."""
         return self._sum(value) / distributed.get_world_size(self.group)
+
+    def either(self, seen: Tensor) -> Tensor:
+        """True where it is so in any process."""
+        found = seen.to(torch.uint8)
+        distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self.group)
+        return found.bool()
 
     def _sum(self, value: float) -> float:
         total = torch.tensor(value, dtype=torch.float64, device=self.device)

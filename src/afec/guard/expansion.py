@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import time
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from afec.fisher.untouched import buffers_kept
 from afec.guard.borrow import unwrapped_optimizer
+from afec.guard.task import GuardedTask
 from afec.progress import progress_bar
 from afec.randomness import forked
-
-if TYPE_CHECKING:
-    from afec.guard.task import GuardedTask
 
 __all__ = [
     "NO_OPTIMIZER",
@@ -39,7 +35,6 @@ NO_OPTIMIZER = (
     "the expansion has no optimiser: learning() was given optimizer=None. Give it one, or say how θ_e is trained: "
     "AFEC(optimizer=lambda params: torch.optim.Adam(params, 1e-3)) or AFEC(expand=your_training_function)"
 )
-MEASURED_BATCHES = 8  # enough to see whether the loss went down at all
 
 
 def optimizers_for_theta_e(
@@ -145,31 +140,22 @@ def learns_something(task: GuardedTask) -> Iterator[None]:
     Where a learner trains θ_e by a schedule of its own, a loss that has not fallen is no mistake in anybody's loop but how far
     that schedule gets on these data: it is said, and the run goes on.
     """
-    before, weights = _mean_loss(task), task.values()
+    before, weights = task.mean_loss(), task.values()
     yield
-    after = _mean_loss(task)
+    after = task.mean_loss()
     still = all(torch.equal(weights[name], weight) for name, weight in task.weights.items())
     if not still and (before is None or after is None or after < before):
         return
     losses = "" if before is None else f": the loss of θ_e was {before:.6g} before and is {after:.6g} after it"
-    said = f"the expansion learned nothing{losses if not still else ': it changed no guarded weight'}."
+    message = f"the expansion learned nothing{losses if not still else ': it changed no guarded weight'}."
     if task.train is not None and not still:
         warnings.warn(
-            f"{said} The task is too hard for so few epochs, or its learning rate is off", RuntimeWarning, stacklevel=2
+            f"{message} The task is too hard for so few epochs, or its learning rate is off",
+            RuntimeWarning,
+            stacklevel=2,
         )
         return
     raise RuntimeError(
-        f"{said} Give θ_e more epochs or an optimiser of its own: AFEC(optimizer=lambda params: torch.optim.Adam(params, "
+        f"{message} Give θ_e more epochs or an optimiser of its own: AFEC(optimizer=lambda params: torch.optim.Adam(params, "
         "1e-3)). (A scheduler may have left the learning rate at 0.)"
     )
-
-
-def _mean_loss(task: GuardedTask) -> float | None:
-    if task.passes.on_demand:
-        return None
-    # In the mode of training: batch-norm's running statistics lag behind in a short expansion.
-    with torch.no_grad(), buffers_kept(task.model), forked(task.seed("loss"), task.device), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # activation checkpointing
-        batches = itertools.islice(task.batches("loss"), MEASURED_BATCHES)
-        losses = [float(task.problem.loss(task.model, batch)) for batch in batches]
-    return task.processes.mean(sum(losses) / len(losses))

@@ -183,7 +183,7 @@ class FisherFields(OptionFields):
         default="auto",
         paper="empirical",
         official="batched",
-        doc="Which Fisher: `exact`, `sample`, `empirical`, `batched`, or `auto`: `exact` up to ten outputs, "
+        doc="Which Fisher: `exact`, `sample`, `empirical`, `batched`, `reversed`, or `auto`: `exact` up to ten outputs, "
         "`sample` beyond, `empirical` where the likelihood is not known.",
     )
     fisher_batch: int = option(default=20, at_least=1, doc="B of the `batched` kind.")

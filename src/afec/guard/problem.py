@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from afec.fisher.positions import IGNORED
 
 __all__ = [
     "BlockArguments",
+    "BlockOptions",
     "HasGuardedParameters",
     "LossFn",
     "Mask",
@@ -51,6 +52,21 @@ class BlockArguments:
     batch_size: int = 64
     progress: bool | None = None
     train: Callable[[], object] | None = None
+    evaluate: Callable[[], float] | None = None
+
+
+class BlockOptions(TypedDict, total=False):
+    """What may be given to a block by name beside model, optimiser, data and loss."""
+
+    predict: Predict | None
+    likelihood: Likelihood | None
+    split: Callable[[Any], Iterable[Any]] | None
+    class_axis: int | None
+    mask: Mask | None
+    batch_size: int
+    progress: bool | None
+    train: Callable[[], object] | None
+    evaluate: Callable[[], float] | None
 
 
 @runtime_checkable

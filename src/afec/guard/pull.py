@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -31,7 +31,10 @@ from afec.guard.gradients import add_pull, is_skipped, scale_of
 from afec.guard.marks import GuardedWeight, WeightMovedError
 from afec.guard.steps import Observer
 
-__all__ = ["Puller"]
+__all__ = ["Mover", "Puller"]
+
+Mover = Callable[[Mapping[str, Tensor], float | None], None]
+"""Moves weights after a step: those of one group of the optimiser that had a gradient, by name, and the group's lr."""
 
 
 class Puller:
@@ -42,6 +45,7 @@ class Puller:
         self.guarded = {id(weight): GuardedWeight(name, weight) for name, weight in weights.items()}
         self.quadratic: Quadratic | None = None
         self.observer: Observer | None = None  # of methods that look at every step (SI, RWALK)
+        self.movers: Sequence[Mover] = ()
         self.steps = 0
         self.latest: weakref.ref[Optimizer] | None = None  # the last optimiser that stepped a guarded weight
         self._handles: list[Any] = []
@@ -154,12 +158,13 @@ class Puller:
 
         return refresh
 
-    def penalty(self) -> Tensor:
-        """The merged penalty at the present weights."""
+    def penalty(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The merged penalty at the present weights, or at others."""
         if self.quadratic is None:
             return torch.zeros(())
         center = self.quadratic.center
-        known = {e.name: e.weight.detach() for e in self.guarded.values() if e.name in center}
+        here = {e.name: e.weight for e in self.guarded.values()} if weights is None else weights
+        known = {name: here[name].detach() for name in center if name in here}
         return self.quadratic.penalty({name: weight.to(center[name]) for name, weight in known.items()})
 
     def refuse_climbing(self, optimizer: Optimizer) -> None:
@@ -235,18 +240,32 @@ class Puller:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._suspended:
             return
+        outermost = self._outer is sys._getframe(1)
         stepped, entries = weakref.ref(optimizer), self._entries(optimizer)
+        if outermost and self.movers and not is_skipped(optimizer):
+            self._move(optimizer)
         for entry in entries:
             entry.version = entry.weight._version
             if entry.grad is not None:
                 entry.used(stepped)
-        if self._outer is sys._getframe(1):  # the outermost step is over
+        if outermost:  # the step is over
             self._outer = None
             if self.observer is not None:
                 self.observer.finish(skipped=is_skipped(optimizer))
             if entries:
                 self.latest = stepped
                 self.steps += 1
+
+    @torch.no_grad()
+    def _move(self, optimizer: Optimizer) -> None:
+        known = self.guarded
+        for group in optimizer.param_groups:
+            held = [e for w in group["params"] if w.grad is not None and (e := known.get(id(w))) is not None]
+            stepped = {entry.name: entry.weight for entry in held if entry.weight.requires_grad}
+            if stepped:
+                lr = group.get("lr")
+                for mover in self.movers:
+                    mover(stepped, None if lr is None else float(lr))
 
 
 class _OnLoad:

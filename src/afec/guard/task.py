@@ -1,13 +1,19 @@
-"""One task under a guard: begin, the pull in every step, end or abort."""
+"""One task under a guard: begin, the pull in every step, end or abort; and what its terms do at each of these.
+
+A term is a method: settings that never change, and functions from its state to a new state. A function never writes into the
+states that it is given: they may have been saved. So leaving a task by an exception is forgetting the new ones.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,24 +24,22 @@ from afec.fisher.batches import Samples, size_of
 from afec.fisher.checks import check_request
 from afec.fisher.estimate import taken_apart
 from afec.fisher.positions import settled, that_count
-from afec.fisher.untouched import untouched
+from afec.fisher.untouched import buffers_kept, untouched
 from afec.gaussian import Gaussian, merge
 from afec.guard.borrow import borrowed
 from afec.guard.distributed import processes_of
+from afec.guard.memory import Memory, State
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
-from afec.guard.problem import BlockArguments, guarded_weights, read_problem, unwrapped
-from afec.guard.pull import Puller
+from afec.guard.problem import BlockArguments, Params, guarded_weights, read_problem, unwrapped
+from afec.guard.pull import Mover, Puller
 from afec.guard.reach import check_reaches
 from afec.guard.steps import Step, observer_of
 from afec.randomness import forked, seed_from
 
-if TYPE_CHECKING:
-    from afec.guard.base import Guard, State
-    from afec.guard.term import Term
+__all__ = ["Alone", "GuardedTask", "TermFunctions", "is_guarded"]
 
-__all__ = ["GuardedTask", "is_guarded"]
-
+MEASURED_BATCHES = 8  # enough to see whether the loss went down at all
 TRIAL_SAMPLES = 16  # on which a measurement is tried when a task begins
 _UNDER_GUARD: dict[int, str] = {}  # the weights that a live task holds, so that no two guards pull one weight
 
@@ -45,16 +49,110 @@ def is_guarded(weight: Tensor) -> bool:
     return id(weight) in _UNDER_GUARD
 
 
+@dataclass(frozen=True)
+class Alone:
+    """The new task learned alone, without what is old: its loss, and the weights."""
+
+    loss: float
+    weights: dict[str, Tensor]
+
+
+class TermFunctions(ABC):
+    """What a term does at each turn of a task. `Guard` is the other half of a method."""
+
+    params: Params
+    name: ClassVar[str]
+    rank: ClassVar[int] = 0  # sorts the terms of a sum; the pull to the old tasks comes first
+    pull_name: ClassVar[str] = "old"  # in reports: the pull to the old tasks, or the forgetting pull
+
+    @abstractmethod
+    def described(self) -> str:
+        """The expression that makes it, such as `EWC(strength=500)`."""
+
+    @property
+    @abstractmethod
+    def is_off(self) -> bool:
+        """Whether its weight is zero in every task: then it is dropped before anything runs."""
+
+    def lacks(self, task: GuardedTask) -> str | None:
+        """What the method still has to be told before its first task, as an error message."""
+        return None
+
+    def begin_task(self, task: GuardedTask, state: State) -> State:
+        """The task state on entry; it lives as long as the task."""
+        return {}
+
+    def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
+        """The new task state at `task.epoch()`."""
+        return task_state
+
+    @property
+    def asks_alone(self) -> bool:
+        """Whether it wants to know how well the new task is learned alone."""
+        return False
+
+    def strengths(self, task_state: State) -> list[float]:
+        """The strength in each epoch so far, of a method that finds it by itself; else nothing."""
+        return []
+
+    def acts_later(self, task_state: State) -> bool:
+        """Whether `begin_epoch` has still something to do in this task."""
+        return type(self).begin_epoch is not TermFunctions.begin_epoch
+
+    @property
+    def observes(self) -> frozenset[str]:
+        """What the method wants to see of every step: "gradient" (the task's), "total" (with the pull); by default nothing."""
+        return frozenset()
+
+    def after_step(self, task: GuardedTask, task_state: State, step: Step) -> State:
+        """The new task state after an optimiser's step, with new tensors: the old ones may have been saved."""
+        return task_state
+
+    def bookmark(self, task_state: State) -> State:
+        """The new task state when the learner copies the weights because they are the best so far."""
+        return task_state
+
+    def return_to_bookmark(self, task_state: State) -> State:
+        """The new task state when the learner has loaded them back."""
+        return task_state
+
+    @abstractmethod
+    def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
+        """The weighted Gaussians that pull during the task."""
+
+    def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
+        """About what `quadratics` would give in the next task, in a few seconds, for `check`; None if it cannot tell."""
+        return None
+
+    def mover(self, task: GuardedTask, state: State, task_state: State) -> Mover | None:
+        """What moves weights right after each step, beside the pull: a function of those that stepped and their lr."""
+        return None
+
+    def change_weights(self, task: GuardedTask, state: State, task_state: State) -> State:
+        """Change weights at the end of the task, before any method measures importance; returns the new task state.
+
+        What the model makes of the task's data must stay as it is.
+        """
+        return task_state
+
+    @abstractmethod
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
+        """The new state, from the weights at the end of the task."""
+
+
 class GuardedTask:
     """The task that `guard.learning()` or `guard.begin()` opened."""
 
-    def __init__(self, guard: Guard, arguments: BlockArguments) -> None:
-        self.guard, self.number = guard, guard.tasks_done  # counted from 0
+    def __init__(
+        self, guard: str, terms: Sequence[TermFunctions], params: Params, memory: Memory, arguments: BlockArguments
+    ) -> None:
+        self.guard = guard  # as an expression, for messages
+        self.memory, self.number = memory, memory.tasks_done  # counted from 0
         self.processes = processes_of(arguments.model)
         self.model = unwrapped(arguments.model)
-        self.terms = tuple(term for term in guard.terms if not term.is_off)
+        self.terms = tuple(term for term in terms if not term.is_off)
         # A term's own `params=`, else the guard's.
-        chosen = [guard.params if term.params is None else term.params for term in self.terms or guard.terms]
+        chosen = [params if term.params is None else term.params for term in self.terms or terms]
         parts = [guarded_weights(self.model, params) for params in chosen]
         self._weights_of = {term.name: part for term, part in zip(self.terms, parts, strict=False)}
         self.weights = {name: weight for part in parts for name, weight in part.items()}
@@ -62,17 +160,22 @@ class GuardedTask:
         self.optimizers = _as_optimizers(arguments.optimizer)
         self.passes = Passes(arguments.data, self.device, arguments.batch_size)
         self.problem = read_problem(self.model, arguments)
-        self.progress, self.train = arguments.progress, arguments.train
+        self.progress, self.train, self.evaluate = arguments.progress, arguments.train, arguments.evaluate
+        self.alone: Alone | None = None  # of the term that has learned the new task alone
+        self.epoch_loss: float | None = None  # of the latest epoch, as `epoch` was told
         self.task_states: dict[str, State] = {}
         self.started = False  # the expansion is over
         self.samples_measured = 0  # how many samples went through Fisher and importance passes
         self.gave_seed = False  # whether the guard took its seed when this task began
+        self.is_open = True  # neither ended nor aborted
         self._puller = Puller(self.model, self.weights)
         self._reached = False  # the loss is known to reach the weights
         self._first: Any = None  # the first batch, while the task begins
         self._most_batches: int | None = None  # of a pass; `check` looks at a few
         self._trial: Samples | None = None  # the few samples that a measurement is tried on
         self._held: list[int] = []
+        self.epochs_begun = 0  # how often `epoch` was called
+        self._steps_told = 0  # how many steps there were when `epoch` was last called
 
     # -- for the user ---------------------------------------------------------------------------------------------
 
@@ -83,17 +186,18 @@ class GuardedTask:
         """
         self._puller.pull()
 
-    def penalty(self) -> Tensor:
-        """The value of the penalty at the present weights: Σ λ·½·F·(θ−θ*)² over all terms."""
-        return self._puller.penalty()
+    def penalty(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The value of the penalty at the present weights, or at others: Σ λ·½·F·(θ−θ*)² over all terms."""
+        return self._puller.penalty(weights)
 
-    def penalties(self) -> dict[str, Tensor]:
+    def penalties(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The value of each kind of pull apart, by its name ("old", "forgetting"); `penalty()` is their sum."""
+        at = self.weights if weights is None else weights
         total = {term.pull_name: torch.zeros(()) for term in self.terms}
         for term in self.terms:
             for weight, gaussian in self._quadratics(term):
-                weights = {key: self.weights[key].detach().to(mean) for key, mean in gaussian.mean.items()}
-                value = weight * gaussian.penalty(weights)
+                here = {key: at[key].detach().to(mean) for key, mean in gaussian.mean.items()}
+                value = weight * gaussian.penalty(here)
                 total[term.pull_name] = total[term.pull_name].to(value) + value
         return total
 
@@ -108,18 +212,27 @@ class GuardedTask:
         self.task_states = {t.name: t.return_to_bookmark(self.task_states[t.name]) for t in self.terms}
 
     @torch.inference_mode(False)
-    def epoch(self, optimizer: Optimizer | None = None) -> None:
-        """Once per epoch, at its start, under `AFEC(schedule="interleaved")`; harmless otherwise.
+    def epoch(self, optimizer: Optimizer | None = None, *, loss: float | Tensor | None = None) -> None:
+        """Once per epoch, at its start, under `AFEC(schedule="interleaved")` and `strength="auto"`; harmless otherwise.
 
         `optimizer` is the one in use from now on, if it was replaced: θ_e follows its learning rate. One that has stepped
-        already is known without this.
+        already is known without this. `loss` is that of the epoch that has just ended, without the penalty: a strength of
+        `auto` follows it. Where `learning` was given `evaluate=`, it is found without.
         """
         self._check_alive()
+        self.epochs_begun += 1
         if optimizer is not None:
             self.optimizers = _as_optimizers(optimizer)
             self._puller.latest = None
+        if any(term.asks_alone and term.acts_later(self.task_states[term.name]) for term in self.terms):
+            self.epoch_loss = self._loss_of_epoch(loss)
         self.task_states = {t.name: self._begin_epoch(t) for t in self.terms}
         self._merge()
+
+    def strengths(self) -> dict[str, list[float]]:
+        """The strengths that a method finds by itself, by its name: one for each epoch so far, the present one last."""
+        paths = {term.name: term.strengths(self.task_states[term.name]) for term in self.terms}
+        return {name: path for name, path in paths.items() if path}
 
     def accept(self) -> None:
         """The guarded weights were changed outside an optimiser's step on purpose (clipped, averaged, swapped)."""
@@ -132,23 +245,24 @@ class GuardedTask:
         try:
             self._puller.verify()
             self._puller.detach()
+            self.task_states = {t.name: self._change_weights(t) for t in self.terms}
             states = {t.name: self._end_task(t) for t in self.terms}
         except BaseException:
             self.abort()
             raise
         self._close()
-        self.guard._commit(states)
+        self.memory.learned(states)
 
     def abort(self) -> None:
         """Drop the task: all hooks are gone and the guard is as on entry. The weights stay as they are now."""
-        if self.gave_seed and self.guard._task is self:
-            self.guard._seed = None
+        if self.gave_seed and self.is_open:
+            self.memory.seed = None
         self._close()
 
     # -- for the methods ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def only(self, term: Term) -> Iterator[None]:
+    def only(self, term: TermFunctions) -> Iterator[None]:
         """Inside, `weights` and all that is measured on them are the term's own: what its `params=` says."""
         everything, self.weights = self.weights, self._weights_of[term.name]
         try:
@@ -160,25 +274,21 @@ class GuardedTask:
     def idle(self) -> bool:
         """Whether the guard will neither pull nor watch any step of this task, as most do in the first one."""
         later = any(term.acts_later(self.task_states[term.name]) for term in self.terms)
-        return self._puller.quadratic is None and self._puller.observer is None and not later
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the task has begun and was neither ended nor aborted."""
-        return self.guard._task is self
+        puller = self._puller
+        return puller.quadratic is None and puller.observer is None and not puller.movers and not later
 
     @property
     def steps(self) -> int:
         """How many optimiser steps have touched guarded weights so far."""
         return self._puller.steps
 
-    def state_of(self, term: Any) -> State:
+    def state_of(self, term: TermFunctions) -> State:
         """The state of a term as the last task left it."""
-        return self.guard._states.get(term.name, {})
+        return self.memory.states.get(term.name, {})
 
     def seed(self, *purpose: object) -> int:
         """A seed that depends on the guard's seed, the task and the purpose only."""
-        return seed_from(self.guard._seed, self.number, *purpose)
+        return seed_from(self.memory.seed, self.number, *purpose)
 
     def values(self) -> dict[str, Tensor]:
         """Copies of the guarded weights' present values."""
@@ -198,6 +308,11 @@ class GuardedTask:
                 self._reached = True
                 self._first = None if self.started else batch
             yield batch
+
+    @property
+    def first_batch(self) -> Any:
+        """The first batch, while the task begins; None later, and where the data are made on demand."""
+        return self._first
 
     @contextmanager
     def briefly(self, most_batches: int) -> Iterator[None]:
@@ -298,14 +413,44 @@ class GuardedTask:
             purpose = ("preview",)
         batches = itertools.islice(self.batches("fisher", *purpose, batch_size=pass_size), self._most_batches)
         seed = self.seed("fisher", *purpose)
-        found = estimate(problem, self.weights, self._counted(batches), seed=seed, **options)
+        found = estimate(problem, self.weights, self.counted(batches), seed=seed, **options)
         return self.processes.total(found).mean()
 
-    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches, their samples counted as measured."""
         for batch in batches:
             with suppress(ValueError, TypeError):  # a batch whose size only `split` knows
                 self.samples_measured += size_of(batch)
             yield batch
+
+    def loss(self) -> float:
+        """The loss of the new task with the present weights: what `evaluate=` says, else on some batches of the data."""
+        if self.evaluate is None:
+            found = self.mean_loss()
+            assert found is not None, "lacks() has seen to it"
+            return found
+        with untouched(self.model, (), train=False, seed=self.seed("loss")), torch.no_grad():
+            return self.processes.mean(_finite(self.evaluate(), "evaluate()"))
+
+    def mean_loss(self) -> float | None:
+        """The loss of some batches of the data; None where they are made on demand."""
+        if self.passes.on_demand:
+            return None
+        # In the mode of training: batch-norm's running statistics lag behind in a short expansion.
+        with (
+            torch.no_grad(),
+            buffers_kept(self.model),
+            forked(self.seed("loss"), self.device),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # activation checkpointing
+            batches = itertools.islice(self.batches("loss"), MEASURED_BATCHES)
+            losses = [float(self.problem.loss(self.model, batch)) for batch in batches]
+        return self.processes.mean(sum(losses) / len(losses))
+
+    def now_alone(self) -> Alone:
+        """The new task as the borrowed weights have it now."""
+        return Alone(self.loss(), self.values())
 
     def run(self, function: Callable[[], object], *purpose: object) -> None:
         """Run the user's own training function without touching the random numbers outside."""
@@ -343,7 +488,7 @@ class GuardedTask:
                     "Was the model made anew after its optimiser? Make the optimiser from model.parameters()"
                 )
         self._held = [id(weight) for weight in self.weights.values()]
-        _UNDER_GUARD.update(dict.fromkeys(self._held, repr(self.guard)))
+        _UNDER_GUARD.update(dict.fromkeys(self._held, self.guard))
         if not self.passes.on_demand:
             with forked(self.seed("first"), self.device):
                 next(iter(self.batches("first")))
@@ -353,16 +498,32 @@ class GuardedTask:
             if lacking:
                 raise ValueError(lacking)
         self._first = None
-        if self.guard._task_states is not None:  # saved in the middle of this task
-            self.task_states = dict(self.guard._task_states)
-        for term in self.terms:  # one that was off when the task was saved begins now
+        if self.memory.task_states is not None:  # saved in the middle of this task
+            self.task_states = dict(self.memory.task_states)
+        # One that was off when the task was saved begins now. AFEC comes first: others may ask what it has learned.
+        for term in reversed(self.terms):
             if term.name not in self.task_states:
                 with self.only(term):
                     self.task_states[term.name] = term.begin_task(self, self.state_of(term))
         self._merge()
         self._puller.observer = observer_of(self.terms, self._after_step, reduces=self.processes.several)
+        self._puller.movers = [mover for term in self.terms if (mover := self._mover(term)) is not None]
         self._puller.attach()
         self.started = True
+
+    def _loss_of_epoch(self, told: float | Tensor | None) -> float | None:
+        """The loss of the epoch that has ended; None before the first step."""
+        steps, self._steps_told = self.steps - self._steps_told, self.steps
+        if told is not None:
+            return self.processes.mean(_finite(told, "task.epoch(loss=…)"))
+        if steps == 0:
+            return None
+        if self.evaluate is not None:
+            return self.loss()
+        raise ValueError(
+            f"{self.guard} finds its strength by the loss of every epoch: call task.epoch(loss=…) with the loss of the epoch "
+            "that has ended, best on validation data and without the penalty; or give learning(…, evaluate=…)"
+        )
 
     def _after_step(self, step: Step) -> None:
         for term in self.terms:
@@ -371,15 +532,23 @@ class GuardedTask:
                     own = step.only(self.weights)
                     self.task_states[term.name] = term.after_step(self, self.task_states[term.name], own)
 
-    def _begin_epoch(self, term: Term) -> State:
+    def _begin_epoch(self, term: TermFunctions) -> State:
         with self.only(term):
             return term.begin_epoch(self, self.state_of(term), self.task_states[term.name])
 
-    def _end_task(self, term: Term) -> State:
+    def _mover(self, term: TermFunctions) -> Mover | None:
+        with self.only(term):
+            return term.mover(self, self.state_of(term), self.task_states[term.name])
+
+    def _change_weights(self, term: TermFunctions) -> State:
+        with self.only(term):
+            return term.change_weights(self, self.state_of(term), self.task_states[term.name])
+
+    def _end_task(self, term: TermFunctions) -> State:
         with self.only(term):
             return term.end_task(self, self.state_of(term), self.task_states[term.name])
 
-    def _quadratics(self, term: Term) -> list[tuple[float, Gaussian]]:
+    def _quadratics(self, term: TermFunctions) -> list[tuple[float, Gaussian]]:
         with self.only(term):
             return term.quadratics(self, self.state_of(term), self.task_states[term.name])
 
@@ -391,17 +560,26 @@ class GuardedTask:
         for key in self._held:
             _UNDER_GUARD.pop(key, None)
         self._held = []
-        if self.guard._task is self:
-            self.guard._task = None
+        self.is_open = False
 
     def _check_alive(self) -> None:
         if not self.is_open:
             raise RuntimeError("this task has ended already; open the next one with guard.learning() or guard.begin()")
 
     def _warn_once(self, message: str) -> None:
-        if message not in self.guard._warned:
-            self.guard._warned.add(message)
+        if message not in self.memory.warned:
+            self.memory.warned.add(message)
             warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _finite(loss: float | Tensor, what: str) -> float:
+    try:
+        found = float(loss)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what} must be one number, the loss of the new task; got {loss!r}") from error
+    if not math.isfinite(found):
+        raise FloatingPointError(f"{what} is {found}: training diverged; lower the learning rate")
+    return found
 
 
 def _as_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:

@@ -7,21 +7,18 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from afec.gaussian import Quadratic
 from afec.guard.expansion import training_step
+from afec.guard.memory import State
 from afec.guard.pull import Puller
 from afec.guard.steps import Observer, Step, observer_of
+from afec.guard.task import GuardedTask, TermFunctions
 from afec.randomness import forked
-
-if TYPE_CHECKING:
-    from afec.guard.base import State
-    from afec.guard.task import GuardedTask
-    from afec.guard.term import Term
 
 __all__ = ["MOST_STEPS", "Walk", "trial_steps", "walk", "watched"]
 
@@ -87,7 +84,7 @@ def walk(
     return taken
 
 
-def trial_steps(task: GuardedTask, term: Term, task_state: State, seconds: float) -> State | None:
+def trial_steps(task: GuardedTask, term: TermFunctions, task_state: State, seconds: float) -> State | None:
     """What a method that observes steps knows after some steps without a pull; None without an optimiser."""
     if not task.optimizers:
         return None

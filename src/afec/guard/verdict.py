@@ -18,17 +18,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from afec.gaussian import Gaussian, merge
 from afec.guard.borrow import borrowed
+from afec.guard.task import GuardedTask
 from afec.guard.trial import MOST_STEPS, Walk, walk
-
-if TYPE_CHECKING:
-    from afec.guard.task import GuardedTask
 
 __all__ = ["Judgement", "Verdict", "judge", "percent"]
 

@@ -3,10 +3,10 @@
 from afec.lab.config import RunConfig, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job, Outcome, available_cores, execute
+from afec.lab.plan import check_runnable, plan, study, unfinished
 from afec.lab.pool import Channel, Message, Pool
 from afec.lab.run import Place, run
 from afec.lab.spec import Benchmark, SpecError, benchmark_names, load_benchmark
-from afec.lab.study import check_runnable, plan, study, unfinished
 
 __all__ = [
     "Benchmark",

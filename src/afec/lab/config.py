@@ -71,6 +71,11 @@ class RunConfig(Setup):
         return SCORE_KINDS[self.score]
 
     @property
+    def pooled(self) -> bool:
+        """Whether the scenario is `class`: an accuracy is then over all classes so far."""
+        return self.stream.get("scenario") == "class"
+
+    @property
     def hash(self) -> str:
         """Of the content: names of benchmark, scale and variant take no part."""
         content = [FORMAT, self.experiment, self.method, self.stream, self.net, self.training, self.settings]

@@ -35,6 +35,7 @@ from afec.lab.config import RunConfig
 from afec.lab.environment import environment
 from afec.lab.lock import locked
 from afec.lab.plain import MOST_TEXT, plain_text
+from afec.metrics import aac, average_incremental_accuracy
 from afec.naming import unknown
 
 __all__ = ["RunDirectory", "RunError", "find_runs"]
@@ -212,6 +213,16 @@ class RunDirectory:
     def matrix(self, split: str = "test") -> NDArray[np.float64]:
         """A[i, j]: score of task j+1 after i tasks (row 0: before the first); NaN where it was not measured."""
         return self.matrix_of(self.scores(), split)
+
+    def average(self, split: str = "test") -> float:
+        """What runs are ranked by: the average over the tasks, or over all classes so far and all phases."""
+        rows = self.scores()
+        matrix = self.matrix_of(rows, split)
+        if self.config.pooled:
+            return average_incremental_accuracy(
+                matrix, [size for _, size in sorted({r.task: r.size for r in rows}.items())]
+            )
+        return aac(matrix, limits=self.config.score_kind.limits)
 
     def matrix_of(self, rows: Sequence[Score], split: str = "test") -> NDArray[np.float64]:
         """The same of scores that were read already."""

@@ -16,14 +16,14 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afec.experiments import SECTIONS, Experiment, Section, find_experiment
-from afec.naming import did_you_mean, unknown
+from afec.lab.toml_file import SpecError, TomlText, in_words, names_of, packaged, read, validated
+from afec.naming import did_you_mean
 
 __all__ = [
     "FULL",
@@ -44,12 +44,8 @@ __all__ = [
 FULL = "full"
 """The scale of the file itself."""
 PREFIX = "folder:"
-FOLDER, OWN_IMAGES = f"{PREFIX}PATH", "folder.toml"
+FOLDER, OWN_IMAGES = f"{PREFIX}PATH", "folder"
 """How a folder of images is asked for, and the benchmark that this stands for."""
-
-
-class SpecError(ValueError):
-    """A benchmark that cannot be read, with the place in the file."""
 
 
 class Changes(BaseModel):
@@ -87,49 +83,29 @@ class Benchmark(Changes):
 
 def benchmark_names() -> list[str]:
     """The benchmarks that come with the package; beside them there is `folder:PATH`, for every PATH."""
-    files = [entry.name for entry in (resources.files("afec") / "benchmarks").iterdir()]
-    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml") and name != OWN_IMAGES)
+    return [name for name in names_of("benchmark") if name != OWN_IMAGES]
 
 
 def load_benchmark(name_or_path: str) -> Benchmark:
     """A benchmark of the package by its name, any TOML file by its path, or `folder:PATH`: the images in a folder."""
-    if name_or_path.endswith(".toml"):
-        path = Path(name_or_path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"{path}: cannot be read as a benchmark ({error}); give a TOML file or a name") from error
-        return parse_benchmark(text, path.stem, str(path))
-    if name_or_path.startswith(PREFIX):
-        return _of_folder(name_or_path.removeprefix(PREFIX))
-    if name_or_path not in benchmark_names():
-        more = f"; or give the path of a .toml file, or {FOLDER} for your own images"
-        raise SpecError(unknown("benchmark", name_or_path, benchmark_names()) + more)
-    file = resources.files("afec") / "benchmarks" / f"{name_or_path}.toml"
-    return parse_benchmark(file.read_text(encoding="utf-8"), name_or_path, f"{name_or_path}.toml")
+    if name_or_path.startswith(PREFIX) and not name_or_path.endswith(".toml"):
+        return parse_benchmark(*_of_folder(name_or_path.removeprefix(PREFIX)))
+    return parse_benchmark(*read("benchmark", name_or_path, benchmark_names(), f", or {FOLDER} for your own images"))
 
 
-def _of_folder(path: str) -> Benchmark:
+def _of_folder(path: str) -> TomlText:
     """The benchmark of a folder of images; its name is that of the folder. Whether the folder is there, the stream says."""
     if path in ("", "PATH"):
         raise SpecError(f"{PREFIX}{path}: write your own folder for PATH, such as {PREFIX}my/images")
-    text = (resources.files("afec") / "benchmarks" / OWN_IMAGES).read_text(encoding="utf-8")
+    text = packaged("benchmark", OWN_IMAGES).replace(f'"{FOLDER}"', json.dumps(PREFIX + path))
     name = re.sub(r"[^\w.-]+", "-", Path(path).expanduser().absolute().name) or "images"
-    return parse_benchmark(text.replace(f'"{FOLDER}"', json.dumps(PREFIX + path)), f"folder-{name}", PREFIX + path)
+    return TomlText(text, f"folder-{name}", PREFIX + path)
 
 
 def parse_benchmark(text: str, name: str, where: str) -> Benchmark:
     """A benchmark from its text; `where` is how errors call the file."""
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{where}: this is no TOML: {error}") from error
-    if "name" in data:
-        raise SpecError(f"{where}: name: unknown key; the file name is the benchmark's name")
-    try:
-        benchmark = Benchmark.model_validate({"name": name, **data})
-    except ValidationError as error:
-        raise SpecError(_in_words(error, where, Benchmark)) from error
+    file = TomlText(text, name, where)
+    benchmark = validated("benchmark", file, Benchmark, lambda place: Benchmark if len(place) == 1 else Changes)
     _check(benchmark, where)
     return benchmark
 
@@ -141,7 +117,7 @@ def load_tuned(path: Path) -> Changes:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         tuned = Changes.model_validate(data)
     except ValidationError as error:
-        raise SpecError(_in_words(error, where, Changes)) from error
+        raise SpecError(in_words(error, where, lambda _: Changes)) from error
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(
             f"{where}: cannot be read as the settings of a tuning ({error}); `afec tune` writes such files"
@@ -278,14 +254,3 @@ def _settings(kind: type[Experiment], changes: Changes, where: str) -> Iterator[
                 expected = f"expected a table of settings for one of {', '.join(terms)}{did_you_mean(name, terms)}"
                 raise SpecError(f'{where}method."{key}".{name}: {expected}')
             yield f'"{key}".{name}', name, settings
-
-
-def _in_words(error: ValidationError, where: str, model: type[BaseModel] | None) -> str:
-    """The first thing that is wrong, by file and key."""
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden" and model is not None:
-        valid = set(model.model_fields) if len(first["loc"]) == 1 else set(Changes.model_fields)
-        return f"{where}: {place}: unknown key{did_you_mean(str(first['loc'][-1]), valid - {'name'})}"
-    given = "" if first["type"] == "missing" or not first["loc"] else f"; got {first['input']!r}"
-    return f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}{given}"

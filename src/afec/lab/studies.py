@@ -28,19 +28,18 @@ seeds = 1
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from afec.lab.config import parse_set
 from afec.lab.engine import Job, labelled
+from afec.lab.plan import plan
 from afec.lab.run import HERE, Place
-from afec.lab.spec import FULL, Changes, SpecError, load_benchmark, merged
-from afec.lab.study import plan
+from afec.lab.spec import FULL, Changes, load_benchmark, merged
+from afec.lab.toml_file import SpecError, TomlText, names_of, read, validated
 from afec.naming import did_you_mean, unknown
 
 __all__ = ["Output", "Runs", "Study", "TunedFor", "Tuning", "load_study", "study_names"]
@@ -139,52 +138,24 @@ def _changed(part: _Part, changes: dict[str, Any]) -> _Part:
     return type(part).model_validate(merged(part.model_dump(), known))
 
 
+PARTS: dict[object, type[BaseModel]] = {"tune": Tuning, "runs": Runs, "outputs": Output}
+
+
 def study_names() -> list[str]:
     """The studies that come with the package."""
-    folder = resources.files("afec") / "studies"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return names_of("study")
 
 
 def load_study(name_or_path: str) -> Study:
     """A study of the package by its name, or any TOML file by its path."""
-    if name_or_path.endswith(".toml"):
-        path = Path(name_or_path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"{path}: cannot be read as a study ({error}); give a TOML file or a name") from error
-        return parse_study(text, path.stem, str(path))
-    if name_or_path not in study_names():
-        raise SpecError(unknown("study", name_or_path, study_names()) + "; or give the path of a .toml file")
-    file = resources.files("afec") / "studies" / f"{name_or_path}.toml"
-    return parse_study(file.read_text(encoding="utf-8"), name_or_path, f"{name_or_path}.toml")
+    return parse_study(*read("study", name_or_path, study_names()))
 
 
 def parse_study(text: str, name: str, where: str) -> Study:
     """A study from its text; `where` is how errors call the file."""
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{where}: this is no TOML: {error}") from error
-    if "name" in data:
-        raise SpecError(f"{where}: name: unknown key; the file name is the study's name")
-    try:
-        study = Study.model_validate({"name": name, **data})
-    except ValidationError as error:
-        raise SpecError(f"{where}: {_in_words(error)}") from error
+    study = validated("study", TomlText(text, name, where), Study, lambda place: PARTS.get(place[0], Study))
     _check(study, where)
     return study
-
-
-def _in_words(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        models: dict[object, type[BaseModel]] = {"tune": Tuning, "runs": Runs, "outputs": Output}
-        model = models.get(first["loc"][0], Study)
-        return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), set(model.model_fields) - {'name'})}"
-    given = "" if first["type"] == "missing" else f"; got {first['input']!r}"
-    return f"{place}: {first['msg']}{given}"
 
 
 def _check(study: Study, where: str) -> None:

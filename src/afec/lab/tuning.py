@@ -27,10 +27,9 @@ from afec.lab.choice import Choice, Trial, choose, effective_images
 from afec.lab.config import RunConfig, resolve
 from afec.lab.directory import RunDirectory, RunError
 from afec.lab.engine import Job, Outcome, Watcher, execute, labelled
+from afec.lab.plan import check_runnable
 from afec.lab.run import HERE, Place
 from afec.lab.spec import FULL, Benchmark, SpecError, merged
-from afec.lab.study import check_runnable
-from afec.metrics import aac
 from afec.randomness import seed_from
 
 __all__ = [
@@ -310,8 +309,7 @@ def _trials(
         own = runs[place * len(plan.seeds) : (place + 1) * len(plan.seeds)]
         done = [run for run in own if run is not None and run.done]
         kind = plan.benchmark.kind.score
-        matrices = [run.matrix("validation") for run in done] if len(done) == len(own) else []
-        scores = tuple(aac(matrix, limits=kind.limits) for matrix in matrices)
+        scores = tuple(run.average("validation") for run in done) if len(done) == len(own) else ()
         values = {**stage.kept, **point}
         yield Trial(stage.method, values, scores if all(map(math.isfinite, scores)) else (), stage.images, kind)
 

@@ -8,7 +8,7 @@ weights and `state_dict()` are all that a fresh process needs to go on bit for b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,9 +118,12 @@ class Fit:
         self.optimizer = schedule.new_optimizer(model, self.plateau.lr)
         self.history: list[float] = []
         """The loss of each epoch, see `Epoch.loss`."""
+        self.loss: float | None = None
+        """The loss of the latest epoch without what `extra_loss` adds."""
         self.best_epoch = 0
         """The epoch, counted from 1, whose weights the model has after `run`."""
         self._best: dict[str, Tensor] | None = None
+        self._best_loss = math.inf  # of the best epoch, without what `extra_loss` adds
         self._better = False  # whether the latest epoch was the best so far
 
     @property
@@ -182,8 +185,8 @@ class Fit:
                         total += loss.detach() * len(rows)
                 if after_epoch:
                     after_epoch(lr)
-                found = float(total) / self.train.size if self.validation is None else self._loss_on(self.validation)
-                self._tell(found + (extra_loss() if extra_loss else 0.0), on_best)
+                self.loss = float(total) / self.train.size if self.validation is None else self.validation_loss()
+                self._tell(self.loss, extra_loss() if extra_loss else 0.0, on_best)
                 if on_epoch:
                     on_epoch(Epoch(self.epochs, lr, self.history[-1], self._better))
                 if stop is not None and stop.asked:
@@ -203,6 +206,8 @@ class Fit:
             "history": list(self.history),
             "best_epoch": self.best_epoch,
             "best": self._best,
+            "loss": self.loss,
+            "best_loss": self._best_loss,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -213,9 +218,25 @@ class Fit:
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.history, self.best_epoch, self._best = list(state["history"]), state["best_epoch"], state["best"]
+        self.loss, self._best_loss = state["loss"], state["best_loss"]
 
-    def _tell(self, loss: float, on_best: Callable[[], None] | None) -> None:
+    @property
+    def best(self) -> Mapping[str, Tensor] | None:
+        """The weights of the best epoch so far, where they are kept."""
+        return self._best
+
+    def judge_best_again(self, extra: float) -> None:
+        """What `extra_loss` adds has changed: at the best weights it would now be `extra`."""
+        self.plateau.best = self._best_loss + extra
+
+    def validation_loss(self) -> float:
+        """The loss on the validation data with the present weights."""
+        assert self.validation is not None, "there are validation data"
+        return self._loss_on(self.validation)
+
+    def _tell(self, plain: float, extra: float, on_best: Callable[[], None] | None) -> None:
         """The loss of an epoch decides on best weights, learning rate and optimiser."""
+        loss = plain + extra
         if not math.isfinite(loss):
             kind = "training" if self.validation is None else "validation"
             raise NotFiniteError(
@@ -225,7 +246,7 @@ class Fit:
         self.history.append(loss)
         self._better, decayed = self.plateau.tell(loss)
         if self._better and self.schedule.best_weights:
-            self.best_epoch, self._best = self.epochs, _copy_of(self.model)
+            self.best_epoch, self._best, self._best_loss = self.epochs, _copy_of(self.model), plain
             if on_best:
                 on_best()
         if decayed:

@@ -14,7 +14,7 @@ from afec.progress import progress_bar
 
 __all__ = ["PHASES", "Cost", "Progress", "Stopwatch", "TaskRecord", "telling"]
 
-PHASES = {"theta_e": "expansion", "train": "learning", "transfer": "linear probe"}
+PHASES = {"theta_e": "expansion", "reference": "reference", "train": "learning", "transfer": "linear probe"}
 """How phases are called on a terminal; others, those of a strategy, by their own names."""
 
 
@@ -26,8 +26,11 @@ class Progress:
     """The number of the task; the first is 0."""
     name: str
     phase: str
-    """`theta_e` (the expansion), `train`, `transfer` (a linear probe), or the name of a strategy's training."""
+    """`theta_e` (the expansion), `reference` (the new task alone, of a strength of `auto`), `train`,
+    `transfer` (a linear probe), or the name of a strategy's training."""
     epoch: Epoch
+    strengths: dict[str, float] = field(default_factory=dict)
+    """The strengths in this epoch that a method finds by itself (`strength="auto"`), by its name."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,14 @@ class TaskRecord:
     best_epoch: int
     """The epoch of the last training whose weights stayed."""
     epochs_theta_e: int
-    """Of the expansion: AFEC's additional compute. Zero where AFEC has an `expand=` of its own: nobody can count it."""
+    """Of the expansion, AFEC's additional compute, or of the reference of a strength of `auto`. Zero where AFEC has
+    an `expand=` of its own: nobody can count it."""
     samples: int
     """How many samples were learned from or measured on, in training, for θ_e and in Fisher and importance passes: the cost.
     (The `exact` Fisher takes a backward pass for each output; that is not in it.)"""
     seconds: dict[str, float]
-    """Wall time of `train` (or `progress`, `compress`), `expand` (θ_e) and `fisher` (importance passes on entry and exit)."""
+    """Wall time of `train` (or `progress`, `compress`), `expand` (θ_e), `reference` and `fisher` (importance passes on
+    entry and exit)."""
     cpu_seconds: dict[str, float]
     """The same phases in CPU time."""
     recalled: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -109,7 +114,12 @@ class Stopwatch:
 
 @contextmanager
 def telling(
-    bar: bool | None, on_progress: Callable[[Progress], None] | None, number: int, name: str, phase: str
+    bar: bool | None,
+    on_progress: Callable[[Progress], None] | None,
+    number: int,
+    name: str,
+    phase: str,
+    strengths: Callable[[], dict[str, list[float]]] = dict,
 ) -> Iterator[OnEpoch]:
     """What to call after each epoch of a training. How many there will be is not known: the plateau decides."""
     with progress_bar(f"{PHASES.get(phase, phase)}, task {number + 1} ({name})", wanted=bar) as show:
@@ -117,6 +127,7 @@ def telling(
         def on_epoch(epoch: Epoch) -> None:
             show(f"epoch {epoch.number}, lr {epoch.lr:.1e}, validation loss {epoch.loss:.4g}")
             if on_progress:
-                on_progress(Progress(number, name, phase, epoch))
+                present = {term: path[-1] for term, path in strengths().items()}
+                on_progress(Progress(number, name, phase, epoch, present))
 
         yield on_epoch

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,6 +34,10 @@ from afec.strategy import Schedule, Strategy, TaskContext, Training
 from afec.streams import Split, Task
 
 __all__ = ["Owner", "TaskRun"]
+
+
+ALONE = ("theta_e", "reference")
+"""The phases in which the new task is learned alone, in the net's place."""
 
 
 class Owner(Protocol):
@@ -97,10 +102,10 @@ class TaskRun:
                 self.cost.add(training.name, fit.epochs, fit.train.size)
                 best = fit.best_epoch
         self.strategy.state = context.state
-        total, theta_e = self.cost.epochs.total(), self.cost.epochs["theta_e"]
+        total, alone = self.cost.epochs.total(), sum(self.cost.epochs[phase] for phase in ALONE)
         seconds, cpu_seconds = dict(self.watch.wall), dict(self.watch.cpu)
         return TaskRecord(
-            self.task.name, total - theta_e, best, theta_e, self.cost.samples, seconds, cpu_seconds, self.cost.recalled
+            self.task.name, total - alone, best, alone, self.cost.samples, seconds, cpu_seconds, self.cost.recalled
         )
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -112,7 +117,7 @@ class TaskRun:
             "tasks": [task.name for task in self.tasks],
             "phase": phase,
             "fit": fit.state_dict(),
-            "weights": dict(fit.model.state_dict()) if phase == "theta_e" or fit.model is not self.net else None,
+            "weights": dict(fit.model.state_dict()) if phase in ALONE or fit.model is not self.net else None,
             "cost": self.cost.state_dict(0 if self.guarded is None else self.guarded.samples_measured),
             "task_state": dict(self.task_state),
         }
@@ -186,7 +191,8 @@ class TaskRun:
             predict=self.loss.outputs,
             likelihood=LIKELIHOOD.get(self.task.loss),
             batch_size=fit.schedule.batch_size,
-            train=partial(self._expand, training),
+            train=partial(self._learn_alone, training),
+            evaluate=None if fit.validation is None else fit.validation_loss,
             progress=self.learner.progress,
             seed=seed_from("learner", self.learner.seed),
         ) as self.guarded:
@@ -196,13 +202,23 @@ class TaskRun:
         self.cost.samples += self.guarded.samples_measured
         self.guarded = None
 
-    def _expand(self, around: Training) -> None:
-        """θ_e: the new task alone, by the same rule as everything else."""
-        with self.watch.phase("expand"):
-            training = Training("theta_e", self.net, self.loss, data=around.guard_data, pure=True)
+    def _learn_alone(self, around: Training) -> None:
+        """The new task alone: θ_e, by the same rule as everything else; or a short run, the reference of `strength="auto"`."""
+        assert self.strategy.guard is not None
+        expands = any(isinstance(term, AFEC) for term in self.strategy.guard.terms)
+        name, schedule = "theta_e" if expands else "reference", self.learner.schedule
+        with self.watch.phase("expand" if expands else "reference"):
+            training = Training(
+                name,
+                self.net,
+                self.loss,
+                data=around.guard_data,
+                schedule=schedule if expands else short(schedule),
+                pure=True,
+            )
             fit = self._new_fit(training)
             self._train(fit, training)
-            self.cost.add("theta_e", fit.epochs, fit.train.size)
+            self.cost.add(name, fit.epochs, fit.train.size)
 
     def _train(self, fit: Fit, training: Training) -> None:
         """Run one training, with what the guard adds; or take its outcome from the memo."""
@@ -216,10 +232,12 @@ class TaskRun:
         hooks: dict[str, Any] = {"after_step": training.after_step, "after_epoch": training.after_epoch}
         if guarded is not None:
             hooks = {name: _accepted(hook, guarded) for name, hook in hooks.items()}
-            hooks["before_epoch"] = lambda: guarded.epoch(fit.optimizer)
+            hooks["before_epoch"] = partial(_before_epoch, guarded, fit)
             hooks["extra_loss"] = _penalty(guarded, fit.schedule.select)
             hooks["on_best"] = guarded.bookmark
-        with telling(learner.progress, learner.on_progress, self.number, self.task.name, training.name) as on_epoch:
+        strengths = dict if guarded is None else guarded.strengths
+        place = self.number, self.task.name, training.name
+        with telling(learner.progress, learner.on_progress, *place, strengths) as on_epoch:
             try:
                 fit.run(**hooks, on_epoch=on_epoch, stop=learner.stop)
             except StoppedError:  # now: the guard puts its weights back on the way out
@@ -232,12 +250,31 @@ class TaskRun:
             learner.memo.keep(known, fit)
 
 
-def _penalty(guarded: GuardedTask, select: str) -> Callable[[], float] | None:
+def short(schedule: Schedule) -> Schedule:
+    """The schedule of a reference: it ends where the learning rate would first fall, after half the patience."""
+    if schedule.patience is None:
+        return schedule
+    return replace(schedule, patience=max(1, schedule.patience // 2), lr_min=schedule.lr)
+
+
+def _before_epoch(guarded: GuardedTask, fit: Fit) -> None:
+    """The guard looks at the epoch that has ended. Where it changes a strength, the best weights are judged by the new one."""
+    before = guarded.strengths()
+    guarded.epoch(fit.optimizer, loss=fit.loss)
+    if fit.best is not None and guarded.strengths() != before:
+        penalty = _penalty(guarded, fit.schedule.select, fit.best)
+        fit.judge_best_again(penalty() if penalty is not None else 0.0)
+
+
+def _penalty(
+    guarded: GuardedTask, select: str, weights: Mapping[str, Tensor] | None = None
+) -> Callable[[], float] | None:
+    """What a guard adds to the loss that decides, at the present weights or at others."""
     if select == "loss":
         return None
     if select == "old-penalised":
-        return lambda: float(guarded.penalties().get("old", torch.zeros(())))
-    return lambda: float(guarded.penalty())
+        return lambda: float(guarded.penalties(weights).get("old", torch.zeros(())))
+    return lambda: float(guarded.penalty(weights))
 
 
 def _accepted(hook: Callable[[float], None] | None, guarded: GuardedTask) -> Callable[[float], None] | None:

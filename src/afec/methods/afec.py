@@ -152,6 +152,8 @@ class AFEC(FisherFields, OptionTerm):
             load(task.model, self._start(task, kept))
             with learns_something(task):
                 self._learn(task)
+            if any(term.asks_alone for term in task.terms):
+                task.alone = task.now_alone()
             return {"kept": self._kept_after(task, kept), **self._posterior(task, "sequential")}
 
     def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:

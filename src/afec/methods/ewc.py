@@ -43,7 +43,7 @@ class EWC(FisherFields, Regulariser):
         """The running average of the paper, or γ."""
         return self.decay
 
-    def lacks(self, task: GuardedTask) -> str | None:
+    def cannot_measure(self, task: GuardedTask) -> str | None:
         """A likelihood, for a Fisher that needs one."""
         return task.refuses(self.fisher_options)
 

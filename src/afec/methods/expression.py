@@ -10,7 +10,9 @@ from afec.methods.afec import AFEC
 from afec.methods.ags_cl import AGSCL
 from afec.methods.ewc import EWC
 from afec.methods.mas import MAS
+from afec.methods.prior import Prior
 from afec.methods.progress_compress import ProgressCompress
+from afec.methods.recycle import Recycle
 from afec.methods.rwalk import RWALK
 from afec.methods.si import SI
 from afec.naming import Record, Registry, did_you_mean, unknown, with_defaults
@@ -19,7 +21,6 @@ from afec.strategy import Strategy
 __all__ = [
     "FINETUNE",
     "METHODS",
-    "MethodRecord",
     "check_settings",
     "make_method",
     "name_of",
@@ -39,6 +40,8 @@ METHODS = Registry(
         Record("si", SI, "synaptic intelligence: held by what its path gave to the loss"),
         Record("rwalk", RWALK, "Riemannian walk: Fisher information and path together"),
         Record("afec", AFEC, "active forgetting: pulled to where the new task alone would have it"),
+        Record("prior", Prior, "pulled back to zero or to the initial weights: the paper's Eq. 5 to the letter"),
+        Record("recycle", Recycle, "units that no task uses get fresh weights, and nothing old listens to them"),
         Record("ags-cl", AGSCL, "adaptive group sparsity: nodes that mattered are held, others kept free (strategy)"),
         Record(
             "progress-compress",
@@ -48,7 +51,6 @@ METHODS = Registry(
     ),
     base=(Term, Strategy),
 )
-MethodRecord = Record
 
 
 def terms_of(expression: str) -> tuple[str, ...]:

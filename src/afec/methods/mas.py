@@ -53,7 +53,7 @@ class MAS(Regulariser):
         """The sum, or the running average."""
         return 1.0 if self.merge == "sum" else "mean"
 
-    def lacks(self, task: GuardedTask) -> str | None:
+    def cannot_measure(self, task: GuardedTask) -> str | None:
         """The class axis, for an output with positions whose axis nothing tells; or an output that has a norm."""
         return task.cannot_read_output() or task.cannot_measure(lambda: self.importance(task, {}))
 

@@ -37,9 +37,9 @@ class PathRegulariser(Regulariser):
     )
 
     @property
-    def weight(self) -> float:
-        """λ, or 2λ without the ½."""
-        return self.strength if self.half else 2.0 * self.strength
+    def per_strength(self) -> float:
+        """Twice as much without the ½."""
+        return 1.0 if self.half else 2.0
 
     @property
     def observes(self) -> frozenset[str]:
@@ -56,8 +56,9 @@ class PathRegulariser(Regulariser):
         return with_bookmark(task_state) if self.rewind else task_state
 
     def return_to_bookmark(self, task_state: State) -> State:
-        """Only the path up to the bookmark has led to these weights."""
-        return at_bookmark(task_state) if self.rewind else task_state
+        """Only the path up to the bookmark has led to these weights. A λ that is found by itself stays as it is."""
+        found = {key: value for key, value in task_state.items() if key == "automatic"}
+        return {**at_bookmark(task_state), **found} if self.rewind else task_state
 
     def seen(self, step: Step) -> tuple[list[str], list[Tensor], list[Tensor]]:
         """The names of the weights that took part in a step, their g and their δ."""

@@ -44,7 +44,7 @@ class RWALK(PathRegulariser):
         doc="ε > 0. It sets the scale of s: ½·F·δ² of a step is usually much smaller.",
     )
 
-    def begin_task(self, task: GuardedTask, state: State) -> State:
+    def watched(self, task: GuardedTask, state: State) -> State:
         """F_run and s_run go on from the last task; a weight, or a row, that is new starts at 0."""
         task_state = {"fisher": wide_zeros(task.weights), "score": wide_zeros(task.weights)}
         for key, sums in task_state.items():
@@ -76,6 +76,7 @@ class RWALK(PathRegulariser):
 
     def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """F + s around the weights as they are now. A weight that is not guarded now keeps what was known of it."""
+        self.check_told(task, task_state)
         new = {"mean": task.values(), "precision": self.importance(task, task_state), "fisher": task_state["fisher"]}
         new["score"] = {name: score / 2 for name, score in task_state["score"].items()}
         return {key: {**state.get(key, {}), **value} for key, value in new.items()}

@@ -33,7 +33,7 @@ class SI(PathRegulariser):
 
     damping: float = option(default=0.1, official=0.01, above=0, doc="ξ > 0, for weights that hardly moved.")
 
-    def begin_task(self, task: GuardedTask, state: State) -> State:
+    def watched(self, task: GuardedTask, state: State) -> State:
         """Where the path starts, and W = 0."""
         return {"start": task.values(), "path": wide_zeros(task.weights)}
 

@@ -47,7 +47,7 @@ class AlexNet(nn.Module):
         if hidden < 1 or pool < 1:
             raise ValueError(f"alexnet needs hidden >= 1 and pool >= 1; got hidden={hidden}, pool={pool}")
         if pretrained not in ("none", "conv", "all"):
-            raise ValueError(f"alexnet got pretrained={pretrained!r}; there is: none, conv, all")
+            raise ValueError(f"alexnet got pretrained={pretrained!r}; expected none, conv or all")
         if weights and pretrained == "none":
             raise ValueError(
                 f"alexnet got weights={weights!r} and pretrained='none'; say which: pretrained='conv' or 'all'"

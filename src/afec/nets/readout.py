@@ -75,6 +75,11 @@ class Readout(nn.Module, ABC):
     def output_targets(self, task: int, targets: Tensor) -> Tensor:
         """Targets of task number `task` (classes are numbered from 0 inside it) as targets of the outputs."""
 
+    @property
+    @abstractmethod
+    def output_layers(self) -> list[nn.Module]:
+        """The output layer of each task, in the order of the tasks."""
+
     @abstractmethod
     def task_prefixes(self) -> tuple[str, ...]:
         """How the names in `state_dict()` begin of what comes with a task: output layers, and statistics per task."""
@@ -147,6 +152,11 @@ class MultiHead(Readout):
     def output_targets(self, task: int, targets: Tensor) -> Tensor:
         """The targets as they are: a head's outputs are numbered as the classes of its task."""
         return targets
+
+    @property
+    def output_layers(self) -> list[nn.Module]:
+        """The heads."""
+        return list(self.heads)
 
     def task_prefixes(self) -> tuple[str, ...]:
         """Those of the heads, and of statistics per task."""
@@ -221,6 +231,11 @@ class SingleHead(Readout):
     def output_targets(self, task: int, targets: Tensor) -> Tensor:
         """The place of each class among all classes so far."""
         return targets + sum(self.sizes[:task])
+
+    @property
+    def output_layers(self) -> list[nn.Module]:
+        """The blocks of rows."""
+        return list(self.blocks)
 
     def task_prefixes(self) -> tuple[str, ...]:
         """That of the blocks."""

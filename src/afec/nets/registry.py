@@ -16,10 +16,8 @@ from afec.nets.resnet import ResNet10
 from afec.nets.small import DigitsBackbone
 from afec.nets.vgg import vgg11, vgg11bn
 
-__all__ = ["NETS", "NetRecord", "check_backbone", "make_backbone"]
+__all__ = ["NETS", "check_backbone", "make_backbone"]
 
-
-NetRecord = Record
 NETS = Registry(
     "net",
     (

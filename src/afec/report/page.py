@@ -148,7 +148,7 @@ def _headlines(rows: Sequence[Row], gains: Table | None) -> list[str]:
     """What came out, in words: the best average, then AFEC's gain at the same schedule and at equal compute."""
     if not rows:
         return []
-    said, kind, parts = [], rows[0].kind, rows[0].parts
+    message, kind, parts = [], rows[0].kind, rows[0].parts
     names = {key: column.name for key, column in metrics_of(rows[0]).items()}
     known = [(mean(v), row) for row in rows if not row.config.reference and (v := row.values(parts.average))]
     ranked = sorted(((value, row) for value, row in known if not math.isnan(value)), key=lambda pair: -pair[0])
@@ -159,9 +159,9 @@ def _headlines(rows: Sequence[Row], gains: Table | None) -> list[str]:
             f"{row.label}, {score_cell(row.values(parts.average), kind)}{kind.in_unit}" for row in (best, plain) if row
         ]
         what = f"Highest {names[parts.average]} of {len(ranked)} rows" if len(ranked) > 1 else names[parts.average]
-        said.append(f"{what}: {'; '.join(shown)}")
+        message.append(f"{what}: {'; '.join(shown)}")
     if gains is None:
-        return said
+        return message
     found: dict[tuple[str, str], list[str]] = {}
     for ours, theirs, metric, gain, interval, _, won, zero in gains.rows:
         if metric.text in [names[part] for part in parts]:
@@ -170,7 +170,7 @@ def _headlines(rows: Sequence[Row], gains: Table | None) -> list[str]:
             text = f"{metric.text} {gain.text}{more}"
             found.setdefault((ours.text, theirs.text), []).append(text)
     unit = kind.in_difference
-    return said + [f"{ours} against {theirs}: {', '.join(texts)}{unit}" for (ours, theirs), texts in found.items()]
+    return message + [f"{ours} against {theirs}: {', '.join(texts)}{unit}" for (ours, theirs), texts in found.items()]
 
 
 def page(

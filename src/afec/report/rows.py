@@ -60,7 +60,7 @@ class Row:
     @property
     def pooled(self) -> bool:
         """Whether the scenario is `class`: an accuracy is then over all classes so far."""
-        return self.config.stream.get("scenario") == "class"
+        return self.config.pooled
 
     @property
     def parts(self) -> Parts:
@@ -79,7 +79,7 @@ class Row:
             f"{symbol}={_number(self.config.settings[term][key])}"
             for term in self.config.settings
             for key, symbol in (("strength", "λ"), ("forgetting", "λ_e"), ("beta", "β"))
-            if isinstance(self.config.settings[term].get(key), int | float)
+            if isinstance(self.config.settings[term].get(key), int | float | str)
         ]
         return f"{self.config.label} ({', '.join(weights)})" if weights else self.config.label
 
@@ -105,7 +105,10 @@ class Row:
         return [one.cost[key] for one in self.readings.values() if key in one.cost]
 
 
-def _number(value: float) -> str:
+def _number(value: float | str) -> str:
+    """A strength for people: 100, or `auto`."""
+    if isinstance(value, str):
+        return value
     try:
         return f"{value:g}"
     except OverflowError:  # TOML's integers have no end

@@ -159,12 +159,12 @@ def _trace(chart: Lines, trace: Trace, across: Pixel, py: Pixel, offset: float) 
         parts.append(tag("path", d=_path(points), class_="line"))
     for k, (x, y) in enumerate(points):
         at = trace.marks[k] if trace.marks else f"{chart.x_label} {trace.x[k]:g}"
-        said = f"{at}: {_value(trace.y[k], trace.spread[k], trace.seeds)}"
+        message = f"{at}: {_value(trace.y[k], trace.spread[k], trace.seeds)}"
         if not chart.bands:
             old = _value(trace.x[k], trace.spread_x[k] if trace.spread_x else math.nan, trace.seeds)
             new = _value(trace.y[k], trace.spread[k], trace.seeds)
-            said = f"{trace.marks[k] + ': ' if trace.marks else ''}old {old}, new {new}"
-        parts.append(tag("path", d=marker(x, y, trace.colour), class_="dot", data_t=said))
+            message = f"{trace.marks[k] + ': ' if trace.marks else ''}old {old}, new {new}"
+        parts.append(tag("path", d=marker(x, y, trace.colour), class_="dot", data_t=message))
     return tag("g", *parts, class_=_colour(trace), data_s=trace.label)
 
 
@@ -207,9 +207,9 @@ def _bars(chart: Bars) -> Markup:
     for place, (trace, spread) in enumerate(zip(chart.traces, known, strict=True)):
         y = 6 + step * place
         value = trace.y[0]
-        said = f"{_value(value, trace.spread[0], trace.seeds, chart.digits)} {chart.unit}"
+        message = f"{_value(value, trace.spread[0], trace.seeds, chart.digits)} {chart.unit}"
         left, right = sorted((px(0.0), px(value)))
-        bar = tag("rect", x=left, y=y + 15, width=max(right - left, 0.8), height=14.0, class_="bar", data_t=said)
+        bar = tag("rect", x=left, y=y + 15, width=max(right - left, 0.8), height=14.0, class_="bar", data_t=message)
         whisker = tag(
             "path", d=f"M{px(max(value - spread, low)):.1f} {y + 22:.1f}H{px(value + spread):.1f}", class_="whisker"
         )
@@ -239,8 +239,8 @@ def _heat(chart: Heat) -> Markup:
                 bright = "on-light" if chart.level(value) >= 0.55 else "on-dark"
                 x, y = f"{j + 0.5:g}", f"{i + 0.64:g}"
                 parts.append(tag("text", number(value, chart.digits), x=x, y=y, text_anchor="middle", class_=bright))
-    said = [["" if math.isnan(v) else number(v, chart.digits) + chart.unit for v in row] for row in chart.values]
-    values = ";".join(map(",".join, said))
+    message = [["" if math.isnan(v) else number(v, chart.digits) + chart.unit for v in row] for row in chart.values]
+    values = ";".join(map(",".join, message))
     names = "\n".join(clean(name, 60) for name in chart.names)
     label = f"{chart.title}: {chart.score} of each task (columns) after each task (rows)"
     return tag(

@@ -107,7 +107,7 @@ def _circles(methods: Sequence[Row]) -> Tiles:
         "numbered ring its place. An image counts as right where its own place is the nearest. The tables have the means "
         "over all seeds."
     )
-    return Tiles("circles", tuple(row.label for row in methods), rows, caption, faults=_said(faults))
+    return Tiles("circles", tuple(row.label for row in methods), rows, caption, faults=_message(faults))
 
 
 def _saliency(methods: Sequence[Row]) -> Tiles:
@@ -127,7 +127,7 @@ def _saliency(methods: Sequence[Row]) -> Tiles:
         "the last convolution; all dark where nothing there does. ✓ and a solid frame: predicted rightly; ✗ and a dashed "
         "frame: wrongly."
     )
-    return Tiles("saliency", ("image", *(row.label for row in methods)), tuple(rows), caption, faults=_said(faults))
+    return Tiles("saliency", ("image", *(row.label for row in methods)), tuple(rows), caption, faults=_message(faults))
 
 
 def _seed_rows(
@@ -158,7 +158,7 @@ def _run_of(row: Row, seed: int) -> RunDirectory:
     return row.readings[seed].run
 
 
-def _said(faults: dict[str, str]) -> tuple[str, ...]:
+def _message(faults: dict[str, str]) -> tuple[str, ...]:
     return tuple(f"{label}: {fault}" for label, fault in faults.items())
 
 

@@ -2,7 +2,7 @@
 
 from afec.streams.cifar10_regression import cifar10_regression
 from afec.streams.digits import digits, digits_regression
-from afec.streams.registry import STREAMS, StreamRecord, check_stream, make_stream
+from afec.streams.registry import STREAMS, check_stream, make_stream
 from afec.streams.task import Split, Stream, Task
 
 # `digits` is the function here and a module in this package: `from afec.streams.digits import ...` finds the module still.
@@ -10,7 +10,6 @@ __all__ = [
     "STREAMS",
     "Split",
     "Stream",
-    "StreamRecord",
     "Task",
     "check_stream",
     "cifar10_regression",

@@ -95,6 +95,6 @@ def _chosen(choose: str, known: list[str], path: Path, root: str | os.PathLike[s
     file = file if file.is_file() else data_root(root) / file
     if not file.is_file():
         raise ValueError(
-            f"imagenet100 got choose={choose!r}; there is: {', '.join(CHOICES)}, or the path of a list of classes"
+            f"imagenet100 got choose={choose!r}; expected {', '.join(CHOICES)}, or the path of a list of classes"
         )
     return read_class_list(file, known, path)

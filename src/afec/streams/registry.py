@@ -16,10 +16,7 @@ from afec.streams.imagenet import imagenet100
 from afec.streams.omniglot import omniglot
 from afec.streams.task import Stream
 
-__all__ = ["STREAMS", "StreamRecord", "check_stream", "make_stream"]
-
-
-StreamRecord = Record
+__all__ = ["STREAMS", "check_stream", "make_stream"]
 
 
 class _Streams(Registry):
