@@ -153,7 +153,7 @@ class Supervised(Experiment):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """The learner's."""
+        """The whole state of the learner."""
         return self.learner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

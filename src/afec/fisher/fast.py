@@ -35,7 +35,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a layer."""
+    """One call of a layer during the forward pass: what went in, and the gradient of what came out."""
 
     inputs: Tensor
     output_size: int

@@ -89,7 +89,7 @@ class Benchmark(Changes):
 
     @property
     def kind(self) -> type[Experiment]:
-        """What its runs are."""
+        """The class of the experiment that its runs are."""
         return find_experiment(self.experiment)
 
 
@@ -175,7 +175,7 @@ def _without_alternatives(
 
 
 def factors(section: Mapping[str, Any]) -> dict[str, Any]:
-    """What a section multiplies."""
+    """The entries of a section that multiply what is below them, such as `"*2"`."""
     return {key: value for key, value in section.items() if _factor(value)}
 
 
