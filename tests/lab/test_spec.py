@@ -232,7 +232,8 @@ SLIPS = {
         "max_epochs",
     ),
     "variant of a scale": (
-        f"{TEXT}\n[scale.tiny.variant.lon]\ntraining = {{ patience = 7 }}\n", "scale.tiny.", "unknown variant 'lon'; did you mean 'long'",
+        f"{TEXT}\n[scale.tiny.variant.lon]\ntraining = {{ patience = 7 }}\n", "scale.tiny.",
+        "unknown variant 'lon'; did you mean 'long'",
     ),
     "key of a variant of a scale": (
         f"{TEXT}\n[scale.tiny.variant.long]\ntrainig = {{ patience = 7 }}\n", "scale.tiny.variant.long.trainig", "training",
