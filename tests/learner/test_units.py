@@ -91,7 +91,10 @@ def test_what_is_no_chain_is_said_and_learned_all_the_same(kind):
     net = MultiHead(backbone, [task.outputs])
     record = Learner(net, schedule=SHORT, counts_units=True, progress=False).learn(task)
     assert record.units == []
-    expected = {"skip": "units of 'backbone.first' of MultiHead are not", "residual": "'backbone.layer2.0.downsample.0'"}
+    expected = {
+        "skip": "units of 'backbone.first' of MultiHead are not",
+        "residual": "'backbone.layer2.0.downsample.0'",
+    }
     assert record.no_units.startswith(expected[kind])
     assert record.epochs == 2
     with pytest.raises(NoChainError):
