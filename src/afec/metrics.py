@@ -197,7 +197,7 @@ def _sizes(matrix: ArrayLike, sizes: ArrayLike) -> Floats:
 
 
 def _mean(values: Floats) -> float:
-    """The mean, NaN of nothing."""
+    """The mean of the values; NaN where there are none."""
     return float(values.mean()) if len(values) else float("nan")
 
 

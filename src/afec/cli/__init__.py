@@ -267,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """The installed command."""
+    """Run the installed command `afec`, and exit with its code."""
     sys.exit(main())
 
 

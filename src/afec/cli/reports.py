@@ -185,7 +185,7 @@ class Library:
 def check_arguments(
     figure: str | None, out: Path | None, where: list[str], watch: bool = False, pictures: bool = True
 ) -> None:
-    """Before any directory is read."""
+    """Raise for options of `afec report` that do not fit together, before any directory is read."""
     if watch and (out is None or out.suffix not in PAGES):
         raise SpecError("--watch: give the page to keep fresh, e.g. -o report.html")
     if figure is not None and figure not in FIGURES:

@@ -41,7 +41,7 @@ STOPPED = (
 
 @dataclass(frozen=True)
 class How:
-    """How a study is done."""
+    """Where runs go, how many processes run them, and what is logged."""
 
     runs: Path
     workers: int = 0

@@ -20,7 +20,7 @@ class LabelledFiles:
     labels: Tensor
     """int64: the place of the class among `names`."""
     for_training: Tensor
-    """bool."""
+    """Whether each sample is one to train on (bool)."""
     names: tuple[str, ...]
 
     def __repr__(self) -> str:

@@ -115,13 +115,13 @@ class Progress:
     task: int
     """Counted from 0."""
     name: str
-    """The task's."""
+    """The name of the task."""
     phase: str
     """What is being done: `train`, `theta_e`, …"""
     step: int
     """Counted from 1."""
     unit: str = "epoch"
-    """What a step is."""
+    """What a step counts: epochs, updates, …"""
     values: Mapping[str, float] = field(default_factory=dict)
     """What the step came to: `lr`, `loss`, …"""
 
@@ -196,7 +196,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from where `state_dict()` was taken."""
 
     def finish(self, folder: Path, on_progress: OnProgress) -> None:  # noqa: B027 - most write nothing
         """Write what predictions and pictures will need into the run's directory."""

@@ -28,17 +28,17 @@ class Joint(Supervised):
 
     @classmethod
     def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
-        """It has no settings."""
+        """The settings of the method: joint training has none."""
         return method, {}
 
     @classmethod
     def title(cls, method: str) -> str:
-        """It is no method."""
+        """How tables call it; it is a reference and no method."""
         return method
 
     @classmethod
     def terms(cls, method: str) -> tuple[str, ...]:
-        """None."""
+        """The terms of the method: joint training has none."""
         return ()
 
     @classmethod

@@ -53,7 +53,7 @@ class Scratch(Joint):
         return {"number": self.number, "learner": None if self.number is None else self.learner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from where `state_dict()` was taken."""
         if state["number"] is not None:
             self._begin(state["number"])
             self.learner.load_state_dict(state["learner"])

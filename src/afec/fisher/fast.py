@@ -42,7 +42,7 @@ Sites = Mapping[str, tuple[Site, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a layer."""
+    """One call of a layer during the forward pass: what went in, and the gradient of what came out."""
 
     module: nn.Module
     rule: Rule

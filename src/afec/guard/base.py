@@ -224,7 +224,7 @@ class Term(TermFunctions, Guard):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The method itself."""
+        """The terms of the sum: this method alone."""
         return (self,)
 
 

@@ -37,7 +37,7 @@ class Lookout:
         self._handle: Any = register_optimizer_step_pre_hook(self._before_step)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching the block."""
         self._handle.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

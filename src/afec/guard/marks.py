@@ -107,7 +107,7 @@ class GuardedWeight:
             raise self.moved()
 
     def moved(self) -> WeightMovedError:
-        """The error that says so."""
+        """The error that names a weight which moved without the pull."""
         return WeightMovedError(
             f"guarded weight {self.name!r} was changed, but not inside an optimiser's step that the guard sees, so its "
             "pull was lost: this would be fine-tuning. Step with a torch.optim.Optimizer (or a subclass that calls "

@@ -39,7 +39,7 @@ class Trial:
     images: float = math.inf
     """How many validation images the mean over the seeds rests on, see `effective_images`; infinite: it is not known."""
     kind: ScoreKind = ACCURACY
-    """What the scores are."""
+    """The kind of score: accuracy, or a return."""
 
     @property
     def label(self) -> str:
@@ -92,7 +92,7 @@ class Choice:
     """What was taken, and what noise leaves open."""
 
     trial: Trial
-    """The one that is taken."""
+    """The trial that is taken."""
     best: Trial
     """The one with the highest mean."""
     alike: tuple[Trial, ...]

@@ -51,7 +51,7 @@ class RunConfig(Setup):
 
     @property
     def label(self) -> str:
-        """How a table calls it."""
+        """The name of the run's row in a table."""
         name = self.title or self.method
         return f"{name}@{self.variant}" if self.variant else name
 
@@ -62,12 +62,12 @@ class RunConfig(Setup):
 
     @property
     def kind(self) -> type[Experiment]:
-        """What runs it."""
+        """The class of the experiment that runs it."""
         return experiment_for(self.experiment, self.method)
 
     @property
     def score_kind(self) -> ScoreKind:
-        """What its scores are."""
+        """The kind of its scores: accuracy, or a return."""
         return SCORE_KINDS[self.score]
 
     @property
@@ -92,7 +92,7 @@ class RunConfig(Setup):
 
     @classmethod
     def from_toml(cls, text: str) -> RunConfig:
-        """What `to_toml` wrote."""
+        """The configuration that `to_toml` has written."""
         found = cls(**tomllib.loads(text))
         for name in ("benchmark", "scale", "method", "variant", "experiment"):
             if not isinstance(getattr(found, name), str):
@@ -144,7 +144,7 @@ def resolve(
     if variant and variant not in benchmark.variant:
         raise SpecError(unknown(f"variant of {benchmark.name}", variant, benchmark.variant))
     layers: list[Changes] = [benchmark, benchmark.scale.get(scale, Changes())]
-    later = [benchmark.variant.get(variant, Changes()), tuned or Changes()]
+    later = [benchmark.variant_at(scale, variant), tuned or Changes()]
     layers += [*_cases(benchmark, [*layers, *later], sets), *later]
     plain = [without_factors(layer) if layer is later[0] else layer for layer in layers]
     parts = {

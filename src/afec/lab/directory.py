@@ -74,7 +74,7 @@ class RunDirectory:
 
     @property
     def done(self) -> bool:
-        """Whether it is finished."""
+        """Whether the run is finished."""
         return (self.path / "DONE").exists()
 
     @property
@@ -100,7 +100,7 @@ class RunDirectory:
 
     @property
     def config(self) -> RunConfig:
-        """What was run."""
+        """The configuration of the run, read from `config.toml`."""
         file = self.path / "config.toml"
         try:
             return RunConfig.from_toml(plain_text(file, MOST_CONFIG))
@@ -124,7 +124,7 @@ class RunDirectory:
         return here
 
     def write_scores(self, scores: Sequence[Score]) -> None:
-        """The whole table anew."""
+        """Write `scores.csv`, whole or not at all."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -180,7 +180,7 @@ class RunDirectory:
         return None, faults
 
     def finish(self, cost: dict[str, Any]) -> None:
-        """The run is whole."""
+        """Mark the run as done, with what it cost."""
         write_text(self.path / "DONE", json.dumps(cost) + "\n")
         self.tidy()
 
@@ -193,7 +193,7 @@ class RunDirectory:
     # -- reading --------------------------------------------------------------------------------------------------
 
     def scores(self) -> list[Score]:
-        """scores.csv."""
+        """The scores of `scores.csv`."""
         file = self.path / SCORES
         try:
             text = plain_text(file)

@@ -49,7 +49,7 @@ class Job:
 
     @property
     def device(self) -> str:
-        """Where it runs."""
+        """The device that the run asks for, such as `cpu` or `cuda`."""
         return self.place.device or str(self.config.training.get("device", "cpu"))
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job."""
+    """How a job ended: done, failed or stopped."""
 
     job: Job
     directory: RunDirectory
@@ -78,10 +78,10 @@ class Watcher(Protocol):
         """A run waits until another process has ended it."""
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """A job is over."""
+        """Called when a job has ended."""
 
     def on_tick(self) -> None:
-        """A few times per second."""
+        """Called a few times per second, for drawing."""
 
     def on_stop(self, running: int) -> None:
         """Ctrl-C: nothing is begun any more, and so many runs are still to write a checkpoint."""

@@ -29,7 +29,7 @@ class Estimate:
     """Wall time on this many workers; None where no run of the benchmark and scale is done yet."""
 
     def __add__(self, other: Estimate) -> Estimate:
-        """One after the other."""
+        """The estimate of both jobs, one after the other."""
         seconds = None if None in (self.seconds, other.seconds) else (self.seconds or 0) + (other.seconds or 0)
         return Estimate(self.runs + other.runs, self.done + other.done, self.begun + other.begun, seconds)
 

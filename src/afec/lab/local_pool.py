@@ -39,7 +39,7 @@ class PipeChannel:
 
     @property
     def stop(self) -> PipeChannel:
-        """It looks at the pipe."""
+        """Ask the worker to stop; it looks at its pipe after every epoch."""
         return self
 
     @property
@@ -72,7 +72,7 @@ class LocalPool:
 
     @property
     def busy(self) -> int:
-        """How many are at work."""
+        """How many workers have a job."""
         return sum(worker is not None and worker.index is not None for worker in self.slots)
 
     @property

@@ -44,7 +44,7 @@ Work = Callable[[Channel], Any]
 
 
 class Pool(Protocol):
-    """Places for work."""
+    """Where jobs run: it starts them, is polled for what they say, and stops them."""
 
     @property
     def busy(self) -> int:

@@ -59,7 +59,7 @@ class LiveProgress(AbstractContextManager["LiveProgress"]):
             print(f"stopping: {runs} a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """A job is over."""
+        """Show that a job has ended."""
         self.running = {index: pair for index, pair in self.running.items() if pair[0] != outcome.job}
         self.skipped += not outcome.fresh
         self.failed += outcome.error is not None
@@ -70,7 +70,7 @@ class LiveProgress(AbstractContextManager["LiveProgress"]):
             print(f"[{self._took():5.0f} s] {self.done:3}/{self.total}  {outcome.job}: {what}", flush=True)
 
     def on_tick(self) -> None:
-        """Draw anew."""
+        """Redraw the display."""
         if self.console.is_terminal:
             self.live.update(self._view())
 

@@ -104,7 +104,7 @@ class _Run:
             self._note(f"from here on on {place.device}, not on {usual}")
 
     def to_end(self) -> None:
-        """All tasks that are left."""
+        """Learn and measure all tasks that are left."""
         if not self.scores:
             self._measure(0)
         for number in range(self.tasks_done, len(self.experiment.tasks)):

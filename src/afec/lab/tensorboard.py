@@ -77,7 +77,7 @@ class Board:
         return any(self.path.glob(FILES))
 
     def update(self, directory: RunDirectory) -> None:
-        """Log what is new."""
+        """Log what the run directory has that the log has not."""
         if self.broken:
             return
         try:

@@ -67,7 +67,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning came to."""
+    """The result of a tuning: its trials and the choice."""
 
     method: str
     best: dict[str, float]
@@ -126,7 +126,7 @@ def stages(config: RunConfig, *, together: bool) -> list[tuple[str, tuple[str, .
 
 @dataclass(frozen=True)
 class Plan:
-    """How to tune."""
+    """What is searched, on which seeds, and how."""
 
     benchmark: Benchmark
     method: str

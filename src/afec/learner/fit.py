@@ -54,7 +54,7 @@ class Data(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         ...
 
     @property

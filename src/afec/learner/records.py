@@ -79,7 +79,7 @@ class Cost:
         return {"epochs": dict(self.epochs), "samples": self.samples + measuring, "recalled": self.recalled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from where `state_dict()` was taken."""
         self.epochs, self.samples = Counter(state["epochs"]), state["samples"]
         self.recalled = dict(state["recalled"])
 

@@ -92,7 +92,7 @@ class TaskRun:
         self.stopped: dict[str, Any] | None = None  # the learner's state where a training was stopped
 
     def run(self) -> TaskRecord:
-        """Learn it to the end."""
+        """Learn the task to its end, and say what it took."""
         context, best = self._context(), 0
         with self.watch.phase("fisher"):
             for training in self.strategy.trainings(context):

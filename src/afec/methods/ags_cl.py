@@ -191,7 +191,7 @@ class _Frozen:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """After a step."""
+        """Set the weights that are not free back to 0 after a step."""
         if self.weights:
             torch._foreach_mul_(self.weights, self.free)
 

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FINETUNE = "finetune"
-"""No term at all."""
+"""The name of plain training, a sum without any term."""
 
 
 METHODS = Registry(

@@ -92,7 +92,7 @@ class Recycle(OptionTerm):
         return None
 
     def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
-        """None: it does not pull."""
+        """Recycle has no pull."""
         return []
 
     def mover(self, task: GuardedTask, state: State, task_state: State) -> Mover | None:

@@ -35,7 +35,7 @@ class Layer:
     """A convolution or a linear layer, and what follows it up to the next one."""
 
     name: str
-    """In the backbone."""
+    """The name of the layer in the backbone."""
     module: nn.Conv2d | nn.Linear
     after: tuple[nn.Module, ...]
     incoming: dict[str, nn.Parameter]
@@ -43,7 +43,7 @@ class Layer:
 
     @property
     def nodes(self) -> int:
-        """How many."""
+        """The number of nodes: output channels or units."""
         return self.module.weight.shape[0]
 
     def enter(self, x: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class Column(nn.Module):
         self.adapters = nn.ModuleList(Adapter(layer, max(1, round(width * layer.nodes))) for layer in later)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features."""
+        """The features of the column for these images."""
         if not self.lateral:
             return self._chain(x)
         below = self._base_inputs(x)
@@ -87,5 +87,5 @@ class Column(nn.Module):
         return list(self._base.inputs(x))
 
     def extra_repr(self) -> str:
-        """Whether it listens."""
+        """Say in `repr` whether the column listens to the net."""
         return f"lateral={self.lateral}"

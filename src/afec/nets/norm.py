@@ -68,12 +68,12 @@ class TaskBatchNorm2d(nn.Module):
 
     @property
     def running_mean(self) -> Tensor:
-        """That of the selected task."""
+        """The running statistic of the selected task."""
         return self._statistics.running_mean
 
     @property
     def running_var(self) -> Tensor:
-        """That of the selected task."""
+        """The running statistic of the selected task."""
         return self._statistics.running_var
 
     @property
@@ -108,7 +108,7 @@ class TaskBatchNorm2d(nn.Module):
         return F.batch_norm(x, mean, variance, self.weight, self.bias, of_batch, self.momentum, self.eps)
 
     def extra_repr(self) -> str:
-        """What it was made with."""
+        """Say in `repr` what it was made with."""
         return f"{self.channels}, eps={self.eps}, momentum={self.momentum}"
 
 

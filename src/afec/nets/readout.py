@@ -146,7 +146,7 @@ class MultiHead(Readout):
         return features
 
     def guarded_parameters(self) -> Iterator[nn.Parameter]:
-        """The backbone's."""
+        """The weights that tasks share: those of the backbone."""
         return self.backbone.parameters()
 
     def output_targets(self, task: int, targets: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class MultiHead(Readout):
 
     @property
     def output_layers(self) -> list[nn.Module]:
-        """The heads."""
+        """The heads, one for each task."""
         return list(self.heads)
 
     def task_prefixes(self) -> tuple[str, ...]:
@@ -234,11 +234,11 @@ class SingleHead(Readout):
 
     @property
     def output_layers(self) -> list[nn.Module]:
-        """The blocks of rows."""
+        """The blocks of rows of the classifier, one for each task."""
         return list(self.blocks)
 
     def task_prefixes(self) -> tuple[str, ...]:
-        """That of the blocks."""
+        """The prefix of the names of the blocks' weights."""
         return ("blocks.",)
 
     def described(self) -> str:
@@ -246,7 +246,7 @@ class SingleHead(Readout):
         return f"SingleHead ({self.kind})"
 
     def extra_repr(self) -> str:
-        """What its blocks do not show."""
+        """Say in `repr` what the blocks do not show."""
         return f"kind={self.kind!r}"
 
 

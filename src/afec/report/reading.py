@@ -237,6 +237,6 @@ def _finite(value: object) -> bool:
 
 
 def mean(values: Iterable[float]) -> float:
-    """NaN of nothing."""
+    """The mean of the values; NaN where there are none."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else math.nan

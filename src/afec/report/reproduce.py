@@ -77,7 +77,7 @@ def _written(section: str, keys: dict[str, Any]) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """As `--set` reads it."""
+    """A value as `--set` reads it."""
     if value is None:
         return "off"
     return value if isinstance(value, str) else json.dumps(value)

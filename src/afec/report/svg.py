@@ -28,7 +28,7 @@ Pixel = Callable[[float], float]
 
 
 def draw(chart: Chart) -> Markup:
-    """One chart."""
+    """A chart as SVG."""
     if isinstance(chart, Lines):
         return _lines(chart)
     return _bars(chart) if isinstance(chart, Bars) else _heat(chart)

@@ -55,7 +55,7 @@ UNKNOWN = Cell("–")
 
 @dataclass(frozen=True)
 class Column:
-    """One column."""
+    """The head of one column of a table."""
 
     name: str
     meaning: str = ""
@@ -77,7 +77,7 @@ class Table:
 
     @property
     def legend(self) -> str:
-        """What its columns mean."""
+        """The sentences that say what its columns mean."""
         meanings = "; ".join(column.meaning for column in self.columns if column.meaning)
         return f"{meanings}." if meanings else ""
 

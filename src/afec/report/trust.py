@@ -21,7 +21,7 @@ SAME = {"afec": "afec", "commit": "commit", "torch": "torch", "processor": "proc
 
 @dataclass(frozen=True)
 class Verdict:
-    """One answer."""
+    """One answer to a question of trust, and why."""
 
     good: bool
     text: str

@@ -160,16 +160,16 @@ class Plain(Strategy):
         yield Training("train", context.net, context.loss, pure=context.number == 0)
 
     def described(self) -> str:
-        """As the guard says."""
+        """The expression that makes the guard."""
         return repr(self.guard)
 
     @property
     def method(self) -> str:
-        """The guard's, or `finetune`."""
+        """The name of the method: the guard's, or `finetune`."""
         return self.name if self.guard is None else self.guard.method
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The guard's."""
+        """The state of the guard."""
         return None if self.guard is None else self.guard.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:

@@ -83,7 +83,7 @@ class Training:
     validation: tuple[Tensor, Tensor] | None = None
     """Inputs and targets to validate on; by default the task's."""
     schedule: Schedule | None = None
-    """By default the learner's."""
+    """The schedule of this training; by default the learner's."""
     guarded: bool = True
     """Whether the guard pulls (the net, so the model must be the net): expansion before it, consolidation after it."""
     guard_data: tuple[Tensor, Tensor] | None = None
@@ -108,7 +108,7 @@ class TaskContext:
     train: Samples
     validation: Samples | None
     schedule: Schedule
-    """The learner's."""
+    """The learner's schedule."""
     state: State
     """What the strategy has kept of the tasks before; put a new one here at the end, and change nothing in the old one."""
     task_state: State

@@ -27,7 +27,7 @@ class Schedule:
     lr: float = 1e-3
     optimizer: Literal["adam", "sgd"] = "adam"
     momentum: float = 0.9
-    """Of `sgd`."""
+    """The momentum of `sgd`."""
     weight_decay: float = 0.0
     max_epochs: int = 10_000
     """The end in any case."""
@@ -131,5 +131,5 @@ class Plateau:
         return {"lr": self.lr, "best": self.best, "left": self.left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from where `state_dict()` was taken."""
         self.lr, self.best, self.left = state["lr"], state["best"], state["left"]

@@ -103,7 +103,7 @@ class _Maker:
         self.validation, self.test, self.bad, self.augment = validation, test, bad, augment
 
     def task(self) -> Task:
-        """The task."""
+        """The task that is made of this folder."""
         if self.source.passed_over:
             warnings.warn(
                 f"passed over {self.source.passed_over} files of the task {self.source.name} that are no images by their names",

@@ -139,7 +139,7 @@ class Photographs:
     most: int | None
     """At most so many images of a task to train on; test images shrink in the same proportion."""
     names: tuple[str, ...] = ()
-    """Of the classes."""
+    """The names of the classes."""
 
     def __call__(self, name: str, classes: Sequence[int]) -> Task:
         """The task of these classes, which are numbered from 0 in the order given; no validation images."""

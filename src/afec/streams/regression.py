@@ -59,7 +59,7 @@ class Arrangement:
 
     @property
     def angles(self) -> Tensor:
-        """Of each class, in radians."""
+        """The angle of each class, in radians."""
         return torch.tensor(self.positions) * (2 * math.pi / POSITIONS) + math.radians(self.rotation)
 
     @property

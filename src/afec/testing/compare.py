@@ -104,11 +104,11 @@ class RandomState:
 
     @classmethod
     def now(cls) -> RandomState:
-        """Of this moment."""
+        """The random state of this moment."""
         return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())
 
     def put_back(self) -> None:
-        """Make it the present one."""
+        """Make this the present random state."""
         torch.set_rng_state(self.torch)
         np.random.set_state(self.numpy)
         random.setstate(self.python)

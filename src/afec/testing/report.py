@@ -40,7 +40,7 @@ class Result:
     outcome: Literal["passed", "failed", "exempt"]
     seconds: float
     reason: str = ""
-    """Of an exemption."""
+    """The reason of an exemption."""
     error: ContractError | None = None
     """How the contract is broken; None if it holds, also where the method is exempt."""
 
