@@ -17,7 +17,9 @@ from two_tasks import Run, apart, data, exact_fisher, loader, net, plain_loop, p
 def base():
     """A model that somebody has trained."""
     model = net()
-    plain_loop(Run(model, torch.optim.SGD(model.parameters(), 0.5), plain_loss, batches=list(loader(data(1)))), epochs=8)
+    plain_loop(
+        Run(model, torch.optim.SGD(model.parameters(), 0.5), plain_loss, batches=list(loader(data(1)))), epochs=8
+    )
     model.zero_grad()
     return model
 

@@ -1,7 +1,7 @@
 """A posterior as a file: what one person has measured of a base model, for others to hold it by.
 
-One safetensors file (see `files`): the precision of each named weight; its mean, or only the hash of the weights where these are
-a public checkpoint that everybody has; and what it was measured by: method, Fisher kind, number of samples, loss.
+One safetensors file (see `files`): the precision of each named weight; its mean, or only the hash of the weights where these
+are a public checkpoint that everybody has; and what it was measured by: method, Fisher kind, number of samples, loss.
 
     guard = afec.EWC(strength=100)
     with guard.learning(base_model, None, proxy_data, loss_fn):
@@ -64,7 +64,9 @@ class Posterior:
         """Read it; a file of another kind or version is refused by name."""
         tree = load_tree(path)
         if not isinstance(tree, dict) or tree.get("kind") != KIND:
-            raise FileError(f"{path}: it was written by afec, but it is no posterior; make one with guard.save_posterior")
+            raise FileError(
+                f"{path}: it was written by afec, but it is no posterior; make one with guard.save_posterior"
+            )
         if tree.get("version") != VERSION:
             raise FileError(
                 f"{path}: it is a posterior of version {tree.get('version')!r}, and this afec reads version {VERSION}; update "

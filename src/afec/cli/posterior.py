@@ -19,8 +19,8 @@ def make(
     model: Annotated[
         str,
         typer.Argument(
-            help="file.py:function or module:function that returns (model, data, loss_fn) or the arguments of guard.learning as "
-            "a dict; or a folder (or name) of a causal language model of transformers, with --text."
+            help="file.py:function or module:function that returns (model, data, loss_fn), or the arguments of "
+            "guard.learning as a dict; or a folder (or name) of a causal language model of transformers, with --text."
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("posterior.safetensors"),
@@ -39,7 +39,7 @@ def make(
 
     try:
         arguments = _language_model(model, text, length) if text else _arguments(model)
-        guard = EWC(1.0, fisher=fisher, fisher_samples=samples)
+        guard = EWC(1.0, **{"fisher": fisher, "fisher_samples": samples})
         with guard.learning(**{"optimizer": None, **arguments}):
             pass
         guard.save_posterior(output, mean=mean, checkpoint=checkpoint or (model if text else ""))
@@ -65,7 +65,9 @@ def show(file: Annotated[Path, typer.Argument(help="A file that `make` or guard.
     by_size = sorted(found.precision.items(), key=lambda item: -float(item[1].float().mean()))
     for name, precision in by_size[:20]:
         values = precision.float()
-        weights.add_row(name, "×".join(map(str, values.shape)), f"{float(values.mean()):.3g}", f"{float(values.max()):.3g}")
+        weights.add_row(
+            name, "×".join(map(str, values.shape)), f"{float(values.mean()):.3g}", f"{float(values.max()):.3g}"
+        )
     console.print(weights, highlight=False)
     if len(by_size) > 20:
         console.print(f"… and {len(by_size) - 20} more", highlight=False)
@@ -96,5 +98,5 @@ def _language_model(place: str, texts: list[Path], length: int) -> dict[str, Any
     rows = torch.tensor(tokens[: len(tokens) // length * length]).reshape(-1, length)
     if len(rows) == 0:
         raise ValueError(f"the texts have {len(tokens)} tokens, fewer than one sample of --length {length}")
-    batches = [{"input_ids": part, "labels": part} for part in rows.split(8)]
+    batches = [{"input_ids": part, "labels": part} for part in torch.split(rows, 8)]
     return {"model": AutoModelForCausalLM.from_pretrained(place), "data": batches, **causal_language_model()}

@@ -202,12 +202,20 @@ class Guard(ABC):
 
         Args:
             path: the safetensors file.
-            mean: False where the weights are a public checkpoint: then only their hash is written, and the file is half as large.
+            mean: False where the weights are a public checkpoint: then only their hash is written.
             checkpoint: what people call these weights.
         """
-        found = {term.name: state for term in self.terms if "precision" in (state := self._memory.states.get(term.name, {}))}
+        found = {
+            term.name: state for term in self.terms if "precision" in (state := self._memory.states.get(term.name, {}))
+        }
         if self.in_task or len(found) != 1:
-            reason = "a task is being learned" if self.in_task else "it has learned nothing yet" if not found else "it has two"
+            reason = (
+                "a task is being learned"
+                if self.in_task
+                else "it has learned nothing yet"
+                if not found
+                else "it has two"
+            )
             raise RuntimeError(
                 f"{self!r} has no posterior to save: {reason}. Learn a task first; of a pretrained model: "
                 "`with guard.learning(model, None, data, loss_fn): pass`"
