@@ -39,7 +39,8 @@ def make(
 
     try:
         arguments = _language_model(model, text, length) if text else _arguments(model)
-        guard = EWC(1.0, **{"fisher": fisher, "fisher_samples": samples})
+        kind: Any = fisher  # EWC says which there are
+        guard = EWC(1.0, fisher=kind, fisher_samples=samples)
         with guard.learning(**{"optimizer": None, **arguments}):
             pass
         guard.save_posterior(output, mean=mean, checkpoint=checkpoint or (model if text else ""))
