@@ -16,11 +16,8 @@ import typer
 
 from afec.cli.data import Data
 from afec.cli.data import data as data_app
-<<<<<<< HEAD
-from afec.cli.posterior import posterior as posterior_app
-=======
 from afec.cli.pools import Address, Cpus, Gpus, PoolName, Ship
->>>>>>> main
+from afec.cli.posterior import posterior as posterior_app
 from afec.cli.study import study as study_app
 
 if TYPE_CHECKING:
