@@ -23,6 +23,8 @@ from afec.files import write_text
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "results").glob("**/*.md"))]
 
+LAB = ROOT / "docs" / "lab.md"
+
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.M | re.S)
@@ -106,8 +108,16 @@ def smoke_commands(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if smoke_commands(page)], ids=name)
-def test_quick_commands_run(page, workplace):
+@pytest.mark.parametrize("page", [page for page in PAGES if page != LAB and smoke_commands(page)], ids=name)
+def test_quick_commands_run(page, workplace, in_process, capsys):
+    for command in smoke_commands(page):
+        assert main(command[1:]) == 0, f"{' '.join(command)}: {capsys.readouterr().err}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [LAB], ids=name)
+def test_quick_commands_run_as_a_user_calls_them(page, workplace):
+    """Each in a process of its own, with worker processes."""
     for command in smoke_commands(page):
         run = subprocess.run([sys.executable, "-m", "afec.cli", *command[1:]], capture_output=True, text=True)
         assert run.returncode == 0, run.stderr

@@ -14,6 +14,8 @@ import pytest
 from afec.lab.studies import load_study, study_names
 from small_lab import quick_file
 
+pytestmark = pytest.mark.slow  # each test starts a process
+
 SCRIPT = Path(__file__).parent.parent / "results" / "evidence.py"
 STUDY = """
 description = "one run"

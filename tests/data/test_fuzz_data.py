@@ -30,6 +30,8 @@ from afec.data.weights import load_weights
 from afec.files import load_tree, save_tree
 from damaged_files import changed, damaged, reads_or_says, try_all
 
+pytestmark = pytest.mark.slow  # a thousand damaged inputs for each reader
+
 WEIGHTS = {"features.0.weight": torch.arange(12.0).reshape(4, 3), "features.0.bias": torch.zeros(4).half()}
 
 

@@ -306,7 +306,13 @@ ROWS += [("class", method, None) for method in EVERY if "ags-cl" not in method a
 ROWS += [("class", method, net) for method in FOUR for net in ("cosine", "resnet10")]
 
 
-@pytest.mark.parametrize(("scenario", "method", "net"), ROWS)
+QUICK = ("finetune", "ewc+afec", "ags-cl+afec", "recycle")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "method", "net"),
+    [pytest.param(*row, marks=() if row[1] in QUICK else pytest.mark.slow) for row in ROWS],
+)
 def test_the_learner_of_a_run_predicts_as_the_run_has_measured(scenario, method, net, tmp_path):
     config = class_config(method, "tiny", net) if scenario == "class" else quick_config(method, "tiny", method=RWALK)
     found = run(config, 0, tmp_path)

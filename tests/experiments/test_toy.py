@@ -113,14 +113,15 @@ def test_kill_and_resume_come_to_the_same_bytes(tmp_path, walk):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     arguments = ["run", walk, "--method", "walk", "rest", "--seeds", "1", "--scale", "slow", "--workers", "2", "--runs"]
     assert afec(*arguments, whole).wait() == 0
-    generator = random.Random(3)
+    generator, interrupted = random.Random(3), 0
     for how in (signal.SIGKILL, signal.SIGINT):
         process = afec(*arguments, killed, start_new_session=True)
         wait_until(lambda: len(list(killed.rglob("lock-holder"))) == 2)
         time.sleep(generator.uniform(0.1, 0.8))
         os.killpg(process.pid, how)
         process.wait()
-    assert not all(run.done for run in find_runs(killed))
+        interrupted += not all(run.done for run in find_runs(killed))
+    assert interrupted  # on a busy machine the second signal may come when all is over
     assert afec("resume", killed).wait() == 0
     before = {run.path.relative_to(whole): (run.path / "scores.csv").read_bytes() for run in find_runs(whole)}
     after = {run.path.relative_to(killed): (run.path / "scores.csv").read_bytes() for run in find_runs(killed)}

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from afec.fisher import KINDS, Problem, estimate
 
+pytestmark = pytest.mark.slow  # peaks are measured on layers of some size
+
 
 class Net(nn.Module):
     def __init__(self, recurrent: bool) -> None:

@@ -26,6 +26,8 @@ from damaged_files import changed, damaged, reads_or_says, try_all
 from small_lab import TEXT, quick_config
 from written_runs import learned, written
 
+pytestmark = pytest.mark.slow  # a thousand damaged inputs for each reader
+
 
 @pytest.fixture(autouse=True)
 def _no_wait_for_the_disk(monkeypatch):

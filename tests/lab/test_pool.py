@@ -32,6 +32,7 @@ def test_work_whose_process_dies_fails_alone_and_goes_on_next_time(tmp_path):
     assert all(outcome.error is None for outcome in execute(jobs(), tmp_path, pool=PoolHere()))
 
 
+@pytest.mark.slow
 def test_both_pools_come_to_the_same_bytes(tmp_path):
     execute(jobs(), tmp_path / "here", pool=PoolHere())
     execute(jobs(), tmp_path / "local", pool=LocalPool(2))

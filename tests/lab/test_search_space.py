@@ -30,6 +30,14 @@ from small_tuning import bench, how
         ("afec", False, [("afec", ("afec",))]),
         ("ewc+afec@long", False, [("ewc@long", ("ewc",)), ("ewc+afec@long", ("afec",))]),
         ("mas@long", True, [("mas@long", ("mas",))]),
+        ("ewc+recycle", False, [("ewc+recycle", ("ewc", "recycle"))]),
+        ("ewc+prior", False, [("ewc", ("ewc",)), ("ewc+prior", ("prior",))]),
+        ("ewc+recycle+afec", False, [("ewc+recycle", ("ewc", "recycle")), ("ewc+afec+recycle", ("afec",))]),
+        (
+            "ewc+afec+prior",
+            False,
+            [("ewc", ("ewc",)), ("ewc+afec", ("afec",)), ("ewc+afec+prior", ("prior",))],
+        ),
     ],
 )
 def test_the_strength_comes_first_and_without_afec(method, together, expected):

@@ -54,8 +54,10 @@ def test_scales_variants_sums_and_sets_lie_on_top_of_each_other():
 def test_a_variant_can_double_what_its_scale_has():
     benchmark = load_benchmark("cifar100-sc")
     epochs = {scale: resolve(benchmark, "ewc", scale).training["max_epochs"] for scale in benchmark.scales}
-    assert epochs == {"full": 100, "short": 10, "smoke": 1}
+    assert epochs == {"full": 100, "short": 10, "smoke": 1, "end": 1000}
     for scale, count in epochs.items():
+        if scale == "end":
+            continue
         twice = resolve(benchmark, "ewc@equal-compute", scale)
         assert twice.training["max_epochs"] == 2 * count
         assert type(twice.training["max_epochs"]) is int
@@ -66,6 +68,18 @@ def test_a_variant_can_double_what_its_scale_has():
         quick_config("ewc", training={"lr_min": "*2"})
     with pytest.raises(SpecError, match="training.max_epochs: .* got 0.6"):
         quick_config("ewc", training={"max_epochs": "*0.3"})
+
+
+def test_a_scale_can_have_a_variant_of_its_own(tmp_path):
+    """Where the plateau rule ends the training, twice the epochs would change nothing: there it is twice the patience."""
+    benchmark = load_benchmark("cifar100-sc")
+    plain, longer = (resolve(benchmark, name, "end").training for name in ("ewc", "ewc@equal-compute"))
+    assert (plain["max_epochs"], plain["patience"], plain["lr_min"]) == (1000, 5, 1e-5)
+    assert (longer["max_epochs"], longer["patience"], longer["lr_min"]) == (1000, 10, 1e-5)
+    text = TEXT + "\n[scale.tiny.variant.long]\ntraining = { patience = 7 }\n"
+    file = quick_file(tmp_path, text)
+    found = [resolve(load_benchmark(file), "ewc@long", scale).training for scale in ("full", "tiny")]
+    assert [(one["max_epochs"], one["patience"]) for one in found] == [(4, 1), (1, 7)]
 
 
 @pytest.mark.parametrize("first", ["forgetting", "beta"])
@@ -216,6 +230,17 @@ SLIPS = {
     "key of a variant": (
         changed("training = { max_epochs = 4 }", "training = { max_epoch = 4 }"), "variant.long.training.max_epoch",
         "max_epochs",
+    ),
+    "variant of a scale": (
+        f"{TEXT}\n[scale.tiny.variant.lon]\ntraining = {{ patience = 7 }}\n", "scale.tiny.",
+        "unknown variant 'lon'; did you mean 'long'",
+    ),
+    "key of a variant of a scale": (
+        f"{TEXT}\n[scale.tiny.variant.long]\ntrainig = {{ patience = 7 }}\n", "scale.tiny.variant.long.trainig", "training",
+    ),
+    "option in a variant of a scale": (
+        f"{TEXT}\n[scale.tiny.variant.long]\ntraining = {{ patienc = 7 }}\n", "scale.tiny.variant.long.training.patienc",
+        "patience",
     ),
     "missing name": (changed('[net]\nname = "digits"', "[net]"), "net.name", "it is missing"),
     "missing section": (TEXT.replace("[stream]", "[scale.big.stream]"), "stream.name", "it is missing"),

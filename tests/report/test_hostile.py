@@ -167,6 +167,7 @@ TOML = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=25)
 @given(
     key=st.sampled_from(["benchmark", "scale", "method", "variant", "name", "strength", "lr", "tasks", "fisher"]),

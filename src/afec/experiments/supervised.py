@@ -21,7 +21,7 @@ from afec.files import write_text
 from afec.gaussian import forgetting_from_beta
 from afec.learner import Learner, LinearProbe, Machine, Memo, Schedule, TaskRecord
 from afec.learner import Progress as Epochs
-from afec.methods import AFEC
+from afec.methods import AFEC, Prior
 from afec.methods.expression import FINETUNE, check_settings, make_method, name_of, terms_of, whole_settings
 from afec.naming import did_you_mean, unknown, with_defaults
 from afec.nets import NETS, MultiHead, Readout, SingleHead, check_backbone, make_backbone
@@ -36,6 +36,9 @@ OF_METHOD = "method"
 """The value of `classifier` that leaves it to the method: `linear`, if it does not say another."""
 READOUT = {"zero_heads": False, "classifier": "linear"}
 """The options of [net] that every net has, and their defaults; `classifier` is that of the scenario `class`."""
+
+LATER = (AFEC.name, Prior.name)
+"""Methods whose strength is searched once that of the regulariser beside them is known."""
 
 
 def training_of(section: Section, device: str | None = None) -> tuple[Schedule, Machine]:
@@ -251,12 +254,17 @@ class Supervised(Experiment):
 
     @classmethod
     def stages(cls, method: str, *, together: bool) -> list[tuple[str, tuple[str, ...]]]:
-        """The paper's procedure: λ first, without AFEC, then λ_e with that λ kept; or all at once."""
+        """The paper's procedure: λ first, without AFEC, then λ_e with that λ kept; Prior's λ_p likewise. Or all at once."""
         terms = cls.terms(method)
-        others = tuple(term for term in terms if term != AFEC.name)
-        if together or not others or others == terms:
+        first = tuple(term for term in terms if term not in LATER) or tuple(term for term in terms if term != AFEC.name)
+        if together or not first:
             return [(method, terms)]
-        return [("+".join(others), others), (method, (AFEC.name,))]
+        later = [term for term in terms if term not in first]
+        stages = [("+".join(first), first)]
+        for place, term in enumerate(later):
+            missing = later[place + 1 :]
+            stages.append(("+".join(one for one in terms if one not in missing), (term,)))
+        return stages
 
     @classmethod
     def check_grid(cls, term: str, grid: Section) -> None:

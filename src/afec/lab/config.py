@@ -144,7 +144,7 @@ def resolve(
     if variant and variant not in benchmark.variant:
         raise SpecError(unknown(f"variant of {benchmark.name}", variant, benchmark.variant))
     layers: list[Changes] = [benchmark, benchmark.scale.get(scale, Changes())]
-    later = [benchmark.variant.get(variant, Changes()), tuned or Changes()]
+    later = [benchmark.variant_at(scale, variant), tuned or Changes()]
     layers += [*_cases(benchmark, [*layers, *later], sets), *later]
     plain = [without_factors(layer) if layer is later[0] else layer for layer in layers]
     parts = {

@@ -6,7 +6,7 @@ experiment = "…"    what kind of run it is: `supervised` (the default), or one
 [training]          the fields of `Schedule` and `Machine`
 [method.ewc]        the settings of a method; [method."ewc+afec".ewc] where a sum wants others
 [scale.smoke. …]    the same sections again: what another scale changes
-[variant.long. …]   the same: what a row like `ewc@long` changes
+[variant.long. …]   the same: what a row like `ewc@long` changes; [scale.smoke.variant.long. …] where a scale wants another one
 [case."net.name=vgg11bn". …]  the same: what changes wherever stream, net or training have this value, be it by `--set`
 """
 
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from afec.experiments import SECTIONS, Experiment, Section, find_experiment
 from afec.lab.toml_file import SpecError, TomlText, in_words, names_of, packaged, read, validated
-from afec.naming import did_you_mean
+from afec.naming import did_you_mean, unknown
 
 __all__ = [
     "FULL",
@@ -59,12 +59,19 @@ class Changes(BaseModel):
     method: dict[str, Section] = Field(default_factory=dict)
 
 
+class Scale(Changes):
+    """What a scale changes."""
+
+    variant: dict[str, Changes] = Field(default_factory=dict)
+    """Variants of the benchmark that are something else at this scale."""
+
+
 class Benchmark(Changes):
     """One benchmark file."""
 
     name: str
     experiment: str = "supervised"
-    scale: dict[str, Changes] = Field(default_factory=dict)
+    scale: dict[str, Scale] = Field(default_factory=dict)
     variant: dict[str, Changes] = Field(default_factory=dict)
     case: dict[str, Changes] = Field(default_factory=dict)
     tune: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -74,6 +81,11 @@ class Benchmark(Changes):
     def scales(self) -> list[str]:
         """The scales that can be asked for."""
         return [FULL, *self.scale]
+
+    def variant_at(self, scale: str, variant: str) -> Changes:
+        """What a variant changes at a scale; nothing where there is no variant."""
+        own = self.scale[scale].variant if scale in self.scale else {}
+        return own.get(variant) or self.variant.get(variant) or Changes()
 
     @property
     def kind(self) -> type[Experiment]:
@@ -105,9 +117,16 @@ def _of_folder(path: str) -> TomlText:
 def parse_benchmark(text: str, name: str, where: str) -> Benchmark:
     """A benchmark from its text; `where` is how errors call the file."""
     file = TomlText(text, name, where)
-    benchmark = validated("benchmark", file, Benchmark, lambda place: Benchmark if len(place) == 1 else Changes)
+    benchmark = validated("benchmark", file, Benchmark, _model_at)
     _check(benchmark, where)
     return benchmark
+
+
+def _model_at(place: tuple[object, ...]) -> type[BaseModel]:
+    """Which keys are known at a place of the file."""
+    if len(place) == 1:
+        return Benchmark
+    return Scale if place[0] == "scale" and len(place) == 3 else Changes
 
 
 def load_tuned(path: Path) -> Changes:
@@ -209,6 +228,11 @@ def _check(benchmark: Benchmark, where: str) -> None:
         raise SpecError(f"{where}: experiment: {error}") from error
     parts = {"": Changes()} | {f"scale.{n}.": c for n, c in benchmark.scale.items()}
     parts |= {f"variant.{n}.": c for n, c in benchmark.variant.items()}
+    for name, scale in benchmark.scale.items():
+        for variant, change in scale.variant.items():
+            if variant not in benchmark.variant:
+                raise SpecError(f"{where}: scale.{name}.{unknown('variant', variant, benchmark.variant)}")
+            parts[f"scale.{name}.variant.{variant}."] = change
     for name, change in benchmark.case.items():
         section, key, value = condition(name, where)
         assumed = Changes.model_validate({section: {key: value}})

@@ -30,6 +30,8 @@ class Parts(NamedTuple):
 
 TASK = Parts("aac", "old_accuracy", "new_accuracy")
 CLASS = Parts("average_incremental_accuracy", "old_class_accuracy", "new_class_accuracy")
+SYMBOLS = {"prior": "λ_p"}
+"""Methods whose strength is not called λ."""
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Row:
     def name(self) -> str:
         """The method, its variant and its strengths."""
         weights = [
-            f"{symbol}={_number(self.config.settings[term][key])}"
+            f"{SYMBOLS.get(term, symbol)}={_number(self.config.settings[term][key])}"
             for term in self.config.settings
             for key, symbol in (("strength", "λ"), ("forgetting", "λ_e"), ("beta", "β"))
             if isinstance(self.config.settings[term].get(key), int | float | str)

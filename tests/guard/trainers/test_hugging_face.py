@@ -9,6 +9,8 @@ from torch import nn, optim
 import afec
 from two_tasks import FORGETTING, KINDS, STRENGTH, Penalty, apart, data, net
 
+pytestmark = pytest.mark.slow  # importing the trainer takes seconds
+
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
