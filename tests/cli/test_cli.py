@@ -21,7 +21,6 @@ from afec.cli.work import STOPPED
 from afec.lab import (
     RunDirectory,
     benchmark_names,
-    engine,
     find_runs,
     load_benchmark,
     plan,
@@ -302,7 +301,7 @@ def test_all_runs_may_fail(in_process, tmp_path, capsys):
 def test_a_failure_is_forgotten_when_the_run_is_done(in_process, tmp_path, monkeypatch, capsys):
     command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "1", "--runs", str(tmp_path)]
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", lambda *arguments, **options: 1 / 0)
+        patch.setattr("afec.lab.job.run", lambda *arguments, **options: 1 / 0)
         assert main(command) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert main(command) == 0
