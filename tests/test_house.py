@@ -29,6 +29,7 @@ ROOMS = [
     "streams",
     "learner",
     "metrics",
+    "rl",
     "testing",
     "experiments",
     "lab",
