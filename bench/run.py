@@ -10,6 +10,7 @@ SCRIPTS = [
     ["pull.py"],
     ["fisher.py"],
     ["fisher.py", "--alexnet"],
+    ["language_model.py"],
     ["learner.py"],
     ["learner.py", "--pair"],
     ["strategies.py"],

@@ -34,6 +34,7 @@ ROOMS = [
     "experiments",
     "lab",
     "report",
+    "integrations",
     "cli",
 ]
 LAB_IMPORTS = {"files", "naming", "randomness", "data.root", "metrics", "experiments", "lab"}

@@ -69,6 +69,58 @@ class Tokens(nn.Module):
         return self.table(x) @ self.table.weight.T
 
 
+class TiedTokens(nn.Module):
+    """The same, as a layer of its own that has the embedding's weight."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.table, self.output = nn.Embedding(7, 4, **options), nn.Linear(4, 7)
+        self.output.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(torch.tanh(self.table(x)))
+
+
+class Bigrams(nn.Module):
+    """An embedding that is looked up twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x) * torch.sin(self.table(x.roll(1, 1)))
+
+
+class NormTwice(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.sin(self.norm(x)))
+
+
+class ConvolutionTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(torch.tanh(self.conv(x)))
+
+
+class Positions(nn.Module):
+    """Tokens and their positions, which are looked up once for all samples, as in GPT-2 and BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(7, 4), nn.Embedding(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x) * torch.sin(self.places(torch.arange(x.shape[1])[None]))
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +194,7 @@ def dirty_statistics(body: nn.Module) -> nn.Module:
             if module.running_mean is not None:
                 nn.init.normal_(module.running_mean)
                 nn.init.uniform_(module.running_var, 0.5, 2.0)
-        if isinstance(module, nn.GroupNorm | nn.LayerNorm):
+        if isinstance(module, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm):
             nn.init.normal_(module.weight)
     return body
 
@@ -218,8 +270,17 @@ CASES = {
     "linear-time-major-two-steps": Case(TimeMajor, (2, 4), 4, {"body": "func"}, channels_at=-1),
     "called-for-nothing": Case(Shadow, (4,), 4, {"body": "func"}),
     "gradient-hook": Case(scaled_gradient, (4,), 6, {"body.weight": "loop"}),
-    "called-twice": Case(Twice, (4,), 4, {"body": "func"}),
-    "tied-modules": Case(Tied, (4,), 4, {"body.one.weight": "func"}),
+    "called-twice": Case(Twice, (4,), 4, {}),
+    "called-twice-sequence": Case(Twice, SEQUENCE, 4, {}, channels_at=-1),
+    "tied-modules": Case(Tied, (4,), 4, {}),
+    "tied-output-layer": Case(TiedTokens, (6,), 7, {}, channels_at=-1, tokens=True),
+    "tied-output-layer-padding": Case(lambda: TiedTokens(padding_idx=2), (6,), 7, {}, channels_at=-1, tokens=True),
+    "embedding-called-twice": Case(Bigrams, (6,), 4, {}, channels_at=-1, tokens=True),
+    "norm-called-twice": Case(lambda: NormTwice(nn.LayerNorm(4)), SEQUENCE, 4, {}, channels_at=-1),
+    "convolution-called-twice": Case(ConvolutionTwice, IMAGE, 4, {"body": "func"}),
+    "positions-looked-up-once": Case(Positions, (6,), 4, {}, channels_at=-1, tokens=True),
+    "rmsnorm": Case(lambda: nn.RMSNorm(4), SEQUENCE, 4, {}, channels_at=-1),
+    "rmsnorm-flat": Case(lambda: nn.RMSNorm(4, eps=0.1), (4,), 4, {}),
     "reused-weight": Case(Reused, (4,), 4, {"body.layer.weight": "func"}),
     "bare-parameter": Case(Gate, (4,), 4, {"body.scale": "func"}),
     "value-branch": Case(Branch, (4,), 4, {"body.scale": "loop"}),

@@ -49,7 +49,8 @@ def estimate(
             the others. None: the plain mean over batches.
         train: run in train mode, dropout on (preset `official`). Of `batched` only.
         seed: of the draws of `sample`, and of whatever else is drawn during the pass.
-        chunk: how many samples go through the network at once: speed and memory, not the result.
+        chunk: how many samples go through the network at once, at most (fewer where an output is large, as logits over a
+            vocabulary are): speed and memory, not the result.
         power: 2 adds up squared gradients, 1 absolute ones (MAS). Of `empirical` and `batched` only.
 
     Returns:
@@ -121,7 +122,7 @@ def _per_sample(
             plan = make_plan(objective, weights, whole)
         example = objective.example(whole)
         groups = alike(objective.problem, whole) if objective.kind == "empirical" else [whole]
-        for samples in chain.from_iterable(group.chunks(chunk) for group in groups):
+        for samples in chain.from_iterable(group.chunks(min(chunk, plan.most)) for group in groups):
             plan.accumulate(objective.draw(samples, example, generator), squares)
         count += whole.size
     if plan is None:

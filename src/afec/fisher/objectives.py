@@ -20,6 +20,9 @@ from afec.fisher.problem import Kind, Power, Problem
 
 __all__ = ["Objective", "categorical_factor"]
 
+LARGE = 2**12
+"""Outputs of a sample beyond which noise for each of them costs more than it should."""
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -52,11 +55,14 @@ class Objective:
             parts = [torch.einsum("bjk,bk->j", factor, places[:, t].to(factor)) for t, factor in enumerate(factors)]
             return torch.cat(parts)
         assert noise is not None, "`sample` draws noise for every sample"
-        noise = laid_out(replace(problem, mask=None), noise, batch)[0]
-        if gaussian:
-            return (share[:, :, None] * noise * places).sum().reshape(1)
-        # Gumbel's trick: the argmax is a draw from the softmax.
-        drawn = (places.detach() + noise).argmax(dim=2, keepdim=True)
+        if noise.shape != output.shape:  # one uniform for each position
+            drawn = _drawn(places.detach(), noise.reshape(places.shape[:2]))
+        else:
+            noise = laid_out(replace(problem, mask=None), noise, batch)[0]
+            if gaussian:
+                return (share[:, :, None] * noise * places).sum().reshape(1)
+            # Gumbel's trick: the argmax is a draw from the softmax.
+            drawn = (places.detach() + noise).argmax(dim=2, keepdim=True)
         log_p = F.log_softmax(places, dim=2).gather(2, drawn).squeeze(2)
         return (share * log_p).sum().reshape(1)
 
@@ -69,18 +75,25 @@ class Objective:
         return self.output(samples.take(0, 1).batch, 1).detach() if self.kind == "sample" else None
 
     def draw(self, samples: Samples, example: Tensor | None, generator: torch.Generator) -> Samples:
-        """The samples with their noise, shaped like `example`.
+        """The samples with their noise: for each of them in the shape of `example`; in a large output of logits one number
+        for each position; where a sample has many outputs that are no logits, in float32.
 
         It is made from float64 uniforms, which torch draws one after the other: a sample's noise is a function
         of the seed and of its place in the data, however the data are batched and chunked.
         """
         if example is None:
             return samples
-        shape = (samples.size, *example.shape[1:])
-        uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
-        uniform = uniform.clamp_min(torch.finfo(torch.float64).tiny)
-        gaussian = self.problem.likelihood == "gaussian"
-        noise = torch.special.ndtri(uniform) if gaussian else -torch.log(-torch.log(uniform))
+        one, gaussian = example.shape[1:], self.problem.likelihood == "gaussian"
+        if one.numel() <= LARGE:
+            uniform = _uniform((samples.size, *one), generator)
+            noise = torch.special.ndtri(uniform) if gaussian else -torch.log(-torch.log(uniform))
+        elif gaussian:
+            noise = torch.stack([torch.randn(one, generator=generator) for _ in range(samples.size)])
+        else:
+            classes = one[(self.problem.class_axis or 1) % example.dim() - 1]
+            return replace(
+                samples, noise=_uniform((samples.size, one.numel() // classes), generator).to(example.device)
+            )
         return replace(samples, noise=noise.to(device=example.device, dtype=example.dtype))
 
     def probe(self) -> Objective:
@@ -94,6 +107,26 @@ class Objective:
             return self  # a loss is all there is
         plain = replace(self.problem, likelihood="gaussian", mean_squares=False, mask=None)
         return Objective(plain, "sample")
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Numbers in (0, 1)."""
+    uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
+    return uniform.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _drawn(logits: Tensor, uniform: Tensor) -> Tensor:
+    """A class of each position of (batch, positions, classes): where the cumulated probability first exceeds `uniform`.
+
+    One sample at a time: the probabilities of a vocabulary are as large as its logits.
+    """
+    found = []
+    for sample, at in zip(logits, uniform, strict=True):
+        cumulated = sample.to(torch.promote_types(sample.dtype, torch.float32)).softmax(1).cumsum(1)
+        # Below the total also after rounding, so that no class of probability 0 can be drawn.
+        below = at.to(cumulated).clamp_max(1 - torch.finfo(cumulated.dtype).eps / 2)
+        found.append(torch.searchsorted(cumulated, below[:, None] * cumulated[:, -1:], right=True))
+    return torch.stack(found)
 
 
 def categorical_factor(logits: Tensor) -> Tensor:

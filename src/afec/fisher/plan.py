@@ -26,6 +26,12 @@ __all__ = ["Plan", "make_plan", "zeros"]
 CHECKED = 16
 """Samples on which a loss must be the mean of its samples' losses."""
 
+OUTPUT = 2**24
+"""Numbers in the largest output of a layer, over the samples that are in flight: of logits over a vocabulary 64 MB."""
+
+ROUNDING = 32
+"""A gradient of so many times the machine's precision, relative to the largest one, is taken to be rounding."""
+
 TOLERANCE = 1e-4
 """Largest difference between a route and the loop, relative to the weight's largest square."""
 
@@ -42,8 +48,11 @@ class Plan:
 
     objective: Objective
     weights: Mapping[str, nn.Parameter]
-    sites: Mapping[str, fast.Site]
+    sites: fast.Sites
     routes: dict[str, Route]
+    most: int = OUTPUT
+    """How many samples may be in flight at once, for the size of what the layers give."""
+
     total: Tensor = field(default_factory=lambda: torch.zeros(()))
     """The sum of all objectives so far: not finite once one of them was not."""
 
@@ -55,7 +64,7 @@ class Plan:
         """
         if hooked := self.by("fast"):
             sites = {name: self.sites[name] for name in hooked}
-            served, value = fast.accumulate(self.objective, hooked, sites, samples, into)
+            served, value, _ = fast.accumulate(self.objective, hooked, sites, samples, into)
             self._add(value)
             self.routes.update(dict.fromkeys(hooked.keys() - served, "loop"))
         if mapped := self.by("func"):
@@ -97,9 +106,11 @@ def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: 
     reference = {name: zeros(weight) for name, weight in weights.items()}
     check_finite(reference, weights, loop.accumulate(probe, weights, samples, reference))
 
+    largest_square = max((float(square.max()) for square in reference.values() if square.numel()), default=0.0)
+
     def settle(squares: Mapping[str, Tensor], route: Route) -> None:
         for name, square in squares.items():
-            if _agree(square, reference[name], weights[name].dtype):
+            if _agree(square, reference[name], weights[name].dtype, largest_square):
                 plan.routes[name] = route
 
     # What a route raises is its way to say no; an error of the model's own has been raised by the loop above.
@@ -107,7 +118,8 @@ def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: 
         if not _mix(objective, samples):
             plan.sites = fast.find_sites(objective.problem.model, weights)
             squares = {name: zeros(weights[name]) for name in plan.sites}
-            served, _ = fast.accumulate(probe, weights, plan.sites, samples, squares)
+            served, _, largest = fast.accumulate(probe, weights, plan.sites, samples, squares)
+            plan.most = max(1, OUTPUT // max(1, largest))
             settle({name: squares.pop(name) for name in served}, "fast")
     if rest := plan.by("loop"):
         with suppress(Exception):
@@ -128,9 +140,16 @@ def _mix(objective: Objective, samples: Samples) -> bool:
     return not torch.allclose(together, alone, rtol=0, atol=_tolerance(alone.dtype) * scale)
 
 
-def _agree(square: Tensor, reference: Tensor, dtype: torch.dtype) -> bool:
-    """Is `square`, which is used up here, the reference?"""
+def _agree(square: Tensor, reference: Tensor, dtype: torch.dtype, largest: float) -> bool:
+    """Is `square`, which is used up here, the reference?
+
+    A gradient that is zero but for rounding (of the bias of an attention's keys, say) has squares that are nothing beside the
+    `largest` of the network: by no route are they twice the same.
+    """
     if square.numel() == 0:
+        return True
+    noise = (ROUNDING * torch.finfo(reference.dtype).eps) ** 2 * largest
+    if float(torch.maximum(square, reference).max()) <= noise:
         return True
     return bool((square.sub_(reference).abs_().max() <= _tolerance(dtype) * reference.max()).item())
 

@@ -8,7 +8,8 @@ takes 4 to 6 times as long.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -17,12 +18,62 @@ from torch.nn import functional as F
 
 from afec.fisher.problem import Power
 
-__all__ = ["Convolution", "add_convolution", "add_sequence", "raised_"]
+__all__ = [
+    "Convolution",
+    "Factors",
+    "Part",
+    "Rows",
+    "Vectors",
+    "add_convolution",
+    "add_parts",
+    "add_sequence",
+    "raised_",
+]
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 BLOCK = 2**22
 """Numbers in one temporary, windows or products: few enough to stay in cache from one operation to the next."""
+
+PRODUCT = 2**18
+"""Numbers in one product of a sequence: with the sums that its squares are added to it stays in a core's own cache."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One call's part in a matrix's gradient of each sample b: Σ_l left[b, l] ⊗ right[b, l]."""
+
+    left: Tensor
+    """(batch, positions, rows of the matrix)"""
+
+    right: Tensor
+    """(batch, positions, columns of the matrix)"""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One call's part in a table's gradient: `values[k]` belongs to row `row[k]` in the gradient of sample `sample[k]`."""
+
+    sample: Tensor
+    row: Tensor
+    values: Tensor
+
+    def summed(self, rows: int) -> Rows:
+        """With one entry for each sample and row, as a table of so many rows has them."""
+        pairs, place = torch.unique(self.sample * rows + self.row, return_inverse=True)
+        sums = self.values.new_zeros(len(pairs), self.values.shape[1]).index_add_(0, place, self.values)
+        return Rows(pairs // rows, pairs % rows, sums)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """One call's part in a gradient that is small enough to be there whole: (batch, shape of the weight)."""
+
+    gradient: Tensor
+
+
+Part = Factors | Rows | Vectors
+"""What one call of a layer adds to the gradients of one weight, before anything is squared."""
 
 
 def raised_(gradient: Tensor, power: Power) -> Tensor:
@@ -30,12 +81,56 @@ def raised_(gradient: Tensor, power: Power) -> Tensor:
     return gradient.square_() if power == 2 else gradient.abs_()
 
 
-def add_sequence(inputs: Tensor, grads: list[Tensor], into: Tensor, power: Power) -> None:
-    """Add the squares of a linear layer's weight (out, in), for inputs of shape (batch, ..., in)."""
-    left = _joined([grad.flatten(1, -2).transpose(1, 2) for grad in grads], 1).unsqueeze(1)
-    right = inputs.flatten(1, -2).unsqueeze(1)
-    for block in _blocks(len(inputs), left.shape[2] * right.shape[3]):
-        into += _squares(left[block], right[block], len(grads), power).squeeze(0)
+def add_sequence(left: Tensor, right: Tensor, into: Tensor, power: Power, also: Rows | None = None) -> None:
+    """Add Σ_b |Σ_l left[b, l] ⊗ right[b, l]|^power, the squares of a linear layer's weight over the positions l.
+
+    `also` is another part of the same gradients, in some of their rows: of an embedding that is the output layer, too.
+    """
+    (batch, _, rows), columns = left.shape, right.shape[2]
+    height = max(1, min(rows, PRODUCT // columns))
+    step = max(1, PRODUCT // (height * columns))
+    for top in range(0, rows, height):
+        sums = into[top : top + height]
+        for start in range(0, batch, step):
+            few = slice(start, start + step)
+            product = left[few, :, top : top + height].transpose(1, 2) @ right[few]
+            if also is not None:
+                _add_rows(also, start, top, product)
+            if len(product) > 1:
+                sums += raised_(product, power).sum(0)
+            else:
+                sums.addcmul_(product[0], product[0] if power == 2 else product[0].sign())
+
+
+def _add_rows(also: Rows, start: int, top: int, product: Tensor) -> None:
+    """Add what belongs to the samples from `start` on and the rows from `top` on to their gradients."""
+    samples, height, columns = product.shape
+    sample, row = also.sample - start, also.row - top
+    inside = (sample >= 0) & (sample < samples) & (row >= 0) & (row < height)
+    place = (sample * height + row)[inside]
+    product.view(-1, columns).index_add_(0, place, also.values[inside])
+
+
+def add_parts(parts: Sequence[Part], into: Tensor, power: Power) -> None:
+    """Add the squares of one weight that several calls share: their parts are added up sample by sample, then squared."""
+    tables = [part for part in parts if isinstance(part, Rows)]
+    rows = None
+    if tables:
+        fields = [torch.cat([getattr(part, field) for part in tables]) for field in ("sample", "row", "values")]
+        rows = Rows(*fields).summed(len(into))
+    factors = [part for part in parts if isinstance(part, Factors)]
+    if factors:
+        left, right = (
+            torch.cat(sides, 1) if len(sides) > 1 else sides[0]
+            for sides in ([part.left for part in factors], [part.right for part in factors])
+        )
+        add_sequence(left, right, into, power, rows)
+    elif rows is not None:
+        into.index_add_(0, rows.row, raised_(rows.values, power))
+    vectors = [part.gradient for part in parts if isinstance(part, Vectors)]
+    if vectors:
+        assert len(vectors) == len(parts), "a weight is a vector or a matrix in all its calls"
+        into += raised_(torch.stack(vectors).sum(0), power).sum(0)
 
 
 def add_convolution(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from afec.files import load_tree, save_tree
 from afec.fisher import Likelihood
 from afec.guard.block import Block, Lookout
 from afec.guard.check import CheckReport, check
@@ -185,6 +187,14 @@ class Guard(ABC):
         if self.task is not None:
             raise RuntimeError("cannot load a state inside a block; end or abort the task first (guard.task.abort())")
         self._memory.load(self.method, state)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state_dict()` into one safetensors file."""
+        save_tree(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over what `save` wrote; nothing in the file is executed."""
+        self.load_state_dict(load_tree(path))
 
     def _begin(self, arguments: BlockArguments, seed: int | None) -> GuardedTask:
         self._stop_lookout()

@@ -18,6 +18,7 @@ class Processes:
     """One process; `Ensemble` is the same for many."""
 
     rank = 0
+    count = 1
     several = False
 
     def total(self, fisher: FisherSum) -> FisherSum:
@@ -44,7 +45,7 @@ class Ensemble(Processes):
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device, self.rank = group, device, distributed.get_rank(group)
-        self.source = distributed.get_global_rank(group, 0)
+        self.source, self.count = distributed.get_global_rank(group, 0), distributed.get_world_size(group)
 
     def total(self, fisher: FisherSum) -> FisherSum:
         """The sum over all processes, each of which saw its own share of the data."""
@@ -55,7 +56,7 @@ class Ensemble(Processes):
 
     def mean(self, value: float) -> float:
         """The mean over all processes."""
-        return self._sum(value) / distributed.get_world_size(self.group)
+        return self._sum(value) / self.count
 
     def either(self, seen: Tensor) -> Tensor:
         """True where it is so in any process."""

@@ -170,6 +170,7 @@ class FisherOptions:
     kind: Kind | Literal["auto"] = "auto"
     batch_size: int = 20  # of the `batched` kind
     dropout: bool = False  # the released code leaves dropout on
+    samples: int | None = None  # of the task's data; None: all
 
     def __post_init__(self) -> None:
         if self.dropout and self.kind != "batched":
@@ -191,9 +192,15 @@ class FisherFields(OptionFields):
         default=False, official=True, doc="Whether dropout is on while the `batched` kind is measured."
     )
 
+    fisher_samples: int | None = option(
+        default=None,
+        at_least=1,
+        doc="On how many samples of the task the Fisher is measured, drawn at random; all of them if not given.",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fisher_options = FisherOptions(self.fisher, self.fisher_batch, self.fisher_dropout)
+        self.fisher_options = FisherOptions(self.fisher, self.fisher_batch, self.fisher_dropout, self.fisher_samples)
 
     @classmethod
     def settings(cls, **given: Any) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from afec.fisher.batches import map_tensors
+from afec.fisher.batches import Samples, map_tensors
+from afec.randomness import seed_from
 
 __all__ = ["Passes"]
 
@@ -53,24 +54,33 @@ class Passes:
         return isinstance(data, Dataset)
 
     def one(
-        self, seed: int, *, batch_size: int | None = None, training: bool = False, whole: bool = False
+        self,
+        seed: int,
+        *,
+        batch_size: int | None = None,
+        training: bool = False,
+        whole: bool = False,
+        samples: int | None = None,
     ) -> Iterable[Any]:
         """One pass, on the device of the weights; iterate it inside `randomness.forked`.
 
         `batch_size` re-batches where that is possible (a loader with its own batch sampler, an iterable and a function give
-        batches as they are); `training` keeps the loader's `drop_last`; `whole` undoes a split over processes.
+        batches as they are); `training` keeps the loader's `drop_last`; `whole` undoes a split over processes. `samples`
+        is how many of the data are seen: drawn at random where they have an order, else those that come first.
         """
-        return _Pass(self, seed, batch_size, training, whole)
+        return _Pass(self, seed, batch_size, training, whole, samples)
 
 
 class _Pass:
-    def __init__(self, passes: Passes, seed: int, batch_size: int | None, training: bool, whole: bool) -> None:
+    def __init__(
+        self, passes: Passes, seed: int, batch_size: int | None, training: bool, whole: bool, samples: int | None
+    ) -> None:
         self.passes, self.seed, self.batch_size = passes, seed, batch_size
-        self.training, self.whole = training, whole
+        self.training, self.whole, self.samples = training, whole, samples
 
     def __iter__(self) -> Iterator[Any]:
         empty = True
-        for batch in self._source():
+        for batch in self._source() if self.samples is None else _first_samples(self._source(), self.samples):
             empty = False
             yield map_tensors(lambda tensor: tensor.to(self.passes.device), batch)
         if empty:
@@ -85,8 +95,12 @@ class _Pass:
             return self._own_loader(data, generator)
         if isinstance(data, Dataset):
             size = self.batch_size or self.passes.batch_size
-            shuffle = self.training and not isinstance(data, IterableDataset)
-            return DataLoader(data, size, shuffle=shuffle or None, generator=generator)
+            if isinstance(data, IterableDataset):
+                return DataLoader(data, size, generator=generator)
+            if self.samples is not None:
+                order = range(len(data))  # type: ignore[arg-type]
+                return DataLoader(data, size, sampler=_Some(order, self.samples, self.seed), generator=generator)
+            return DataLoader(data, size, shuffle=self.training or None, generator=generator)
         if callable(data):
             return self._checked(data())
         return self._checked(data)
@@ -118,6 +132,8 @@ class _Pass:
                 **options,
             )
         whole_batches = loader.batch_sampler  # None where the dataset itself gives batches
+        if self.whole and hasattr(whole_batches, "num_processes"):  # accelerate's: the share of one process
+            whole_batches = getattr(whole_batches, "batch_sampler", whole_batches)
         if whole_batches is not None and type(whole_batches) is not BatchSampler:
             return DataLoader(loader.dataset, batch_sampler=_copied(whole_batches, generator), **options)
         sampler: Any = loader.sampler if whole_batches is None else whole_batches.sampler
@@ -125,10 +141,42 @@ class _Pass:
             sampler = RandomSampler(loader.dataset, generator=generator)  # type: ignore[arg-type]
         else:
             sampler = _copied(sampler, generator)
+        if self.samples is not None and whole_batches is not None:
+            sampler = _Some(sampler, self.samples, self.seed)
         if whole_batches is None:
             return DataLoader(loader.dataset, batch_size=None, sampler=sampler, **options)
         size, drop_last = self.batch_size or whole_batches.batch_size, whole_batches.drop_last and self.training
         return DataLoader(loader.dataset, size, sampler=sampler, drop_last=drop_last, **options)
+
+
+class _Some(Sampler[Any]):
+    """So many of what another sampler gives, drawn at random and in its order; all of it where that is no more."""
+
+    def __init__(self, whole: Iterable[Any], samples: int, seed: int) -> None:
+        self.whole, self.samples, self.seed = whole, samples, seed
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = list(self.whole)
+        if len(indices) > self.samples:
+            generator = torch.Generator().manual_seed(seed_from(self.seed, "some"))
+            chosen = torch.randperm(len(indices), generator=generator)[: self.samples].sort().values
+            indices = [indices[i] for i in chosen.tolist()]
+        return iter(indices)
+
+
+def _first_samples(batches: Iterable[Any], samples: int) -> Iterator[Any]:
+    """The batches with the first samples; a batch that no cut can take apart stays whole."""
+    for batch in batches:
+        try:
+            found = Samples.all_of(batch).take(0, samples)
+        except ValueError:  # its size is not known: it counts as one
+            yield batch
+            samples -= 1
+        else:
+            yield found.batch
+            samples -= found.size
+        if samples <= 0:
+            return
 
 
 # What a sampler may shuffle or draw from in place.
@@ -147,6 +195,8 @@ def _copied(sampler: Any, generator: torch.Generator) -> Any:
             vars(twin)[key] = _copied(value, generator)
         elif isinstance(value, _OWN_STATE):
             vars(twin)[key] = copy.deepcopy(value)
+    if isinstance(vars(twin).get("epoch"), int):  # one that shuffles by the number of the user's epoch
+        twin.epoch = generator.initial_seed() % 2**31
     return twin
 
 

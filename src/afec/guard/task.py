@@ -298,10 +298,14 @@ class GuardedTask:
         """A Gaussian of earlier tasks, fitted to the present weights: grown heads, and only what is guarded now."""
         return gaussian.grown_to(dict(self.model.named_parameters())).only(self.weights)
 
-    def batches(self, *purpose: object, batch_size: int | None = None, training: bool = False) -> Iterator[Any]:
-        """One pass over the data; iterate it inside `forked`."""
+    def batches(
+        self, *purpose: object, batch_size: int | None = None, training: bool = False, samples: int | None = None
+    ) -> Iterator[Any]:
+        """One pass over the data, or over so many samples of them; iterate it inside `forked`."""
         seed = self.seed("data", *purpose)
-        for batch in self.passes.one(seed, batch_size=batch_size, training=training, whole=training):
+        share = None if samples is None else math.ceil(samples / self.processes.count)
+        one = self.passes.one(seed, batch_size=batch_size, training=training, whole=training, samples=share)
+        for batch in one:
             if not self._reached:
                 for part in {frozenset(part): part for part in self._weights_of.values()}.values() or [self.weights]:
                     check_reaches(self.problem, part, batch, self.seed("first"))
@@ -343,6 +347,7 @@ class GuardedTask:
             pass_size=size,
             batch_size=size,
             train=options.dropout,
+            samples=options.samples,
         )
 
     def refuses(self, options: FisherOptions) -> str | None:
@@ -398,11 +403,12 @@ class GuardedTask:
         batch_size: int | None,
         train: bool,
         power: Power = 2,
+        samples: int | None = None,
     ) -> dict[str, Tensor]:
         """The mean of squared or absolute gradients of the guarded weights, over one pass and all processes.
 
-        `pass_size` is how many samples a batch of the pass has, where the data can be cut anew (None: as they come); the rest
-        is as in `fisher.estimate`.
+        `pass_size` is how many samples a batch of the pass has, where the data can be cut anew (None: as they come);
+        `samples` is how many of the data are looked at (None: all); the rest is as in `fisher.estimate`.
         """
         options: dict[str, Any] = {"kind": kind, "batch_size": batch_size, "train": train, "power": power}
         if self._trial is not None:
@@ -411,7 +417,8 @@ class GuardedTask:
             return estimate(problem, self.weights, [self._trial.batch], seed=self.seed("first"), **options).mean()
         if self._most_batches is not None:
             purpose = ("preview",)
-        batches = itertools.islice(self.batches("fisher", *purpose, batch_size=pass_size), self._most_batches)
+        everything = self.batches("fisher", *purpose, batch_size=pass_size, samples=samples)
+        batches = itertools.islice(everything, self._most_batches)
         seed = self.seed("fisher", *purpose)
         found = estimate(problem, self.weights, self.counted(batches), seed=seed, **options)
         return self.processes.total(found).mean()
