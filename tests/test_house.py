@@ -20,6 +20,7 @@ ROOMS = [
     "randomness",
     "progress",
     "gaussian",
+    "posterior",
     "fisher",
     "guard",
     "data",

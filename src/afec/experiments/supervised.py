@@ -29,6 +29,8 @@ from afec.streams import STREAMS, Stream, check_stream, make_stream
 
 __all__ = ["Supervised", "build", "new_net", "training_of", "write_transfers"]
 
+OF_METHOD = "method"
+"""The value of `classifier` that leaves it to the method: `linear`, if it does not say another."""
 READOUT = {"zero_heads": False, "classifier": "linear"}
 """The options of [net] that every net has, and their defaults; `classifier` is that of the scenario `class`."""
 
@@ -60,6 +62,9 @@ def new_net(setup: Setup, stream: Stream, seed: int) -> Readout:
             f"net.classifier={kind!r} is for the scenario 'class', and this stream has the scenario 'task', where each task "
             "has a linear head; leave it out, or set stream.scenario=class"
         )
+    if kind == OF_METHOD:
+        method = None if setup.method in Supervised.references else make_method(setup.method, setup.settings)
+        kind = as_strategy(method).classifier
     with forked(seed_from("net", seed)):
         backbone = make_backbone(setup.net["name"], **options)
         if stream.scenario == "class":
@@ -189,17 +194,18 @@ class Supervised(MethodExperiment):
                 schedule, _ = training_of(setup.training, context.device)
                 if not _validates(stream):
                     schedule.check_without_validation()
-                if advice := cls._check_method(setup, net):
+                if advice := cls._check_method(setup, _net_of(setup, stream, net, context.seed), stream):
                     advised.setdefault(advice, {})[setup.method] = None
         for advice, methods in advised.items():
             warnings.warn(f"{', '.join(methods)}: {advice}", ScenarioWarning, stacklevel=2)
         return list(origins)
 
     @classmethod
-    def _check_method(cls, setup: Setup, net: Readout) -> str:
-        """Raise where the method cannot be used with this net; returns why it does not work well, if it does not."""
+    def _check_method(cls, setup: Setup, net: Readout, stream: Stream) -> str:
+        """Raise where the method cannot be used with net or tasks; returns why it does not work well, if it does not."""
         strategy = as_strategy(make_method(setup.method, setup.settings))
         strategy.check(net)
+        strategy.check_tasks(stream.tasks)
         return strategy.advice(net)
 
     # -- tuning ---------------------------------------------------------------------------------------------------
@@ -222,6 +228,11 @@ def _origin(net: Readout) -> str:
     return f"initial weights {origin}" if origin else ""
 
 
+def _net_of(setup: Setup, stream: Stream, net: Readout, seed: int) -> Readout:
+    """The net of this row: another one than that of the other rows where the classifier is the method's."""
+    return new_net(setup, stream, seed) if setup.net.get("classifier") == OF_METHOD else net
+
+
 def _validates(stream: Stream) -> bool:
     return all(task.validation is not None for task in (*stream.tasks, *stream.transfer))
 
@@ -231,7 +242,7 @@ def _check_net(section: Section) -> None:
     name, zero = section.get("name"), section.get("zero_heads", False)
     if not isinstance(zero, bool):
         raise ValueError(f"net.zero_heads: expected true or false; got {zero!r}")
-    kinds = get_args(ClassifierKind)
+    kinds = (*get_args(ClassifierKind), OF_METHOD)
     if section.get("classifier", "linear") not in kinds:
         raise ValueError(f"net.classifier: {unknown('classifier', str(section['classifier']), kinds)}")
     options = {key: value for key, value in section.items() if key not in READOUT}

@@ -30,3 +30,13 @@ class DigitsBackbone(nn.Module):
         """Features of shape (batch, features) of images of shape (batch, 1, 8, 8)."""
         features: Tensor = self.layers(x)
         return features
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """The maps of the two convolutions."""
+        first = self.layers[:2](x)
+        return [first, self.layers[2:4](first)]
+
+    def after_maps(self, last: Tensor) -> Tensor:
+        """The features of the second convolution's maps."""
+        features: Tensor = self.layers[4:](last)
+        return features
