@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class GameNet(MultiHead):
             x = x.div_(255) if pixels else x
         return super().features(x, task)
 
-    def _new_layer(self, layer: type[nn.Module], size: int) -> nn.Module:
+    def _new_layer(self, layer: Callable[..., nn.Module], size: int) -> nn.Module:
         made = super()._new_layer(layer, size)
         weight, bias = made.weight, made.bias
         assert isinstance(weight, Tensor)
