@@ -42,9 +42,9 @@ class EWC(FisherFields, Regulariser):
         doc="γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, the running average over the tasks.",
     )
 
-    anchors: Literal["latest", "each"] = option(
-        default="latest",
-        doc="Around which weights tasks are held: `latest`, where the last one ended (the paper), or `each` task's own end, "
+    anchors: Literal["latest", "each"] | None = option(
+        default=None,  # not a word, so that configurations from before the option stay the same
+        doc="Around which weights tasks are held: `latest` (if not given), where the last one ended, or `each` task's own end, "
         "by its own Fisher (Kirkpatrick et al.; with `decay=1` what the released code does for games).",
     )
 
@@ -63,7 +63,7 @@ class EWC(FisherFields, Regulariser):
 
     def anchor(self, old: Gaussian | None, new: Gaussian, task: int) -> dict[str, Tensor]:
         """The latest weights; or where the quadratics of all tasks together are least."""
-        if old is None or self.anchors == "latest":
+        if old is None or self.anchors != "each":
             return super().anchor(old, new, task)
         counts = task - 1 if self.decay == "mean" else 1.0  # how the old precision counts beside the new one
         found = dict(new.mean)
