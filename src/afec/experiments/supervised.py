@@ -36,7 +36,8 @@ OF_METHOD = "method"
 """The value of `classifier` that leaves it to the method: `linear`, if it does not say another."""
 READOUT = {"zero_heads": False, "classifier": "linear"}
 """The options of [net] that every net has, and their defaults; `classifier` is that of the scenario `class`."""
-
+UNSAID = {"activation": "relu"}
+"""Options of nets that are younger than runs which are to stay the same: a configuration leaves them out at these values."""
 LATER = (AFEC.name, Prior.name)
 """Methods whose strength is searched once that of the regulariser beside them is known."""
 
@@ -121,6 +122,7 @@ class Supervised(Experiment):
                 on_progress=self._tell,
                 stop=self.context.stop,
                 memo=None if self.context.shared is None else Memo(self.context.shared, self.context.made_by),
+                counts_units=True,
             )
 
     def _method(self) -> Any:
@@ -190,7 +192,8 @@ class Supervised(Experiment):
             check_stream(values)
             return with_defaults(STREAMS, values)
         _check_net(values)
-        return {**READOUT, **with_defaults(NETS, values)}
+        whole = {**READOUT, **with_defaults(NETS, values)}
+        return {key: value for key, value in whole.items() if UNSAID.get(key) != value}
 
     @classmethod
     def terms(cls, method: str) -> tuple[str, ...]:

@@ -62,6 +62,8 @@ class Learner:
         stop: looked at after every epoch, after `on_progress`. Where it says so, `learn` raises `StoppedError`; the learner
             is then in the middle of the task, and `learn` of the same task goes on, bit for bit.
         memo: where outcomes of trainings that no method touches are kept and found.
+        counts_units: whether dead and saturated units are counted at the end of each task (`TaskRecord.units`), by a forward
+            pass over its training data.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Learner:
         on_progress: Callable[[Progress], None] | None = None,
         stop: Stop | None = None,
         memo: Memo | None = None,
+        counts_units: bool = False,
     ) -> None:
         for name, value, kinds in (
             ("method", method, (Guard, Strategy)),
@@ -93,6 +96,7 @@ class Learner:
         if advice := self.strategy.advice(self.net):
             warnings.warn(f"{self.strategy.method}: {advice}", ScenarioWarning, stacklevel=2)
         self.seed, self.progress, self.on_progress, self.stop, self.memo = seed, progress, on_progress, stop, memo
+        self.counts_units = counts_units
         self.tasks_learned: list[str] = []
         """The names of the tasks so far."""
         self._losses: list[str] = []  # the kind of loss of each
