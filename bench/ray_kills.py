@@ -158,6 +158,7 @@ def main() -> None:
                 report["kills"] += 1
                 report["hits"] += begun > len(before)
                 nodes.add()
+                print(f"{report['kills']} of {arguments.kills} kills, {len(before)} runs done", file=sys.stderr)
             report["lost"] += sum(finished().get(file) != stamp for file, stamp in before.items())
         end(drivers)
     finally:
