@@ -21,6 +21,7 @@ ROOMS = [
     "progress",
     "parallel",
     "gaussian",
+    "posterior",
     "fisher",
     "guard",
     "data",

@@ -1,4 +1,4 @@
-"""The command line: `afec run | tune | resume | report | list | data | study`.
+"""The command line: `afec run | tune | resume | report | list | data | study | posterior`.
 
 A command imports what it needs when it runs: importing PyTorch takes a second or two, and `afec --help` does without.
 """
@@ -17,6 +17,7 @@ import typer
 from afec.cli.data import Data
 from afec.cli.data import data as data_app
 from afec.cli.pools import Address, Cpus, Gpus, PoolName, Ship
+from afec.cli.posterior import posterior as posterior_app
 from afec.cli.study import study as study_app
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
+app.add_typer(posterior_app, name="posterior")
 WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
 DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
 BOARD = "Log for TensorBoard under this directory as well; what is in RUNS stays the truth."

@@ -36,7 +36,7 @@ except ImportError as error:
         f"afec.integrations.transformers needs transformers ({error}): pip install 'afec[transformers]'"
     ) from error
 
-__all__ = ["FILE", "GuardCallback"]
+__all__ = ["FILE", "GuardCallback", "causal_language_model"]
 
 FILE = "guard.safetensors"
 
@@ -215,6 +215,17 @@ def _next_labelled(batch: Mapping[str, Any]) -> Tensor:
     return _labelled(batch)[:, 1:]
 
 
+def causal_language_model() -> dict[str, Any]:
+    """What `guard.learning` has to be told of a causal language model of transformers, whose batches have `labels`."""
+    return {
+        "loss_fn": _loss,
+        "predict": _next_logits,
+        "likelihood": "categorical",
+        "mask": _next_labelled,
+        "class_axis": -1,
+    }
+
+
 def _reading(trainer: Trainer) -> tuple[Any, dict[str, Any]]:
     """The loss that a trainer minimises, and what the Fisher kinds need to know of it."""
     # TRL's own loss of SFT is the model's, and counts entropies and tokens on its way.
@@ -225,7 +236,8 @@ def _reading(trainer: Trainer) -> tuple[Any, dict[str, Any]]:
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # PEFT's
     kind, config = getattr(inner, "loss_type", None), getattr(inner, "config", None)
     if kind == "ForCausalLM" or type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        return _loss, {"predict": _next_logits, "likelihood": "categorical", "mask": _next_labelled, "class_axis": -1}
+        options = causal_language_model()
+        return options.pop("loss_fn"), options
     if kind in ("ForMaskedLM", "ForTokenClassification"):
         return _loss, {"predict": _logits, "likelihood": "categorical", "mask": _labelled, "class_axis": -1}
     single = getattr(config, "problem_type", None) in (None, "single_label_classification")
