@@ -31,6 +31,7 @@ ROOMS = [
     "streams",
     "learner",
     "metrics",
+    "rl",
     "testing",
     "experiments",
     "lab",
