@@ -205,9 +205,7 @@ class Guard(ABC):
             mean: False where the weights are a public checkpoint: then only their hash is written.
             checkpoint: what people call these weights.
         """
-        found = {
-            term.name: state for term in self.terms if "mean" in (state := self._memory.states.get(term.name, {}))
-        }
+        found = {term.name: state for term in self.terms if "mean" in (state := self._memory.states.get(term.name, {}))}
         if self.in_task or len(found) != 1:
             reason = (
                 "a task is being learned"

@@ -40,7 +40,7 @@ class LowRankWeight:
         return self.a.detach().clone(), self.scale * self.b.detach()
 
     def probe(self) -> Tensor:
-        """A few random projections of the frozen weight without its change: enough to see whether it was changed, and by what."""
+        """A few random projections of the frozen weight without its change: enough to see by what it was changed."""
         value = self.base.detach()
         value = (value.T if self.transposed else value).to(_wide(value.dtype))
         found = value @ self._directions(value)
@@ -97,31 +97,34 @@ def low_rank_weights(model: nn.Module, guarded: Iterable[nn.Parameter]) -> list[
     wanted = {id(parameter) for parameter in guarded}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []
-    for place, layer in model.named_modules():
+    modules: Any = model.named_modules()
+    for place, layer in modules:
         adapters: Any = getattr(layer, "lora_A", None)
         if not isinstance(adapters, nn.ModuleDict) or not hasattr(layer, "base_layer"):
             continue
-        active = [key for key in layer.active_adapters if key in adapters and id(adapters[key].weight) in wanted]  # type: ignore[union-attr,operator]
+        active = [key for key in layer.active_adapters if key in adapters and id(adapters[key].weight) in wanted]
         if not active:
             continue
         if len(active) > 1:
-            raise ValueError(f'on="delta" holds one adapter, and {place} has {active} in training; activate one of them')
-        (key,) = active
-        one, other = adapters[key], layer.lora_B[key]  # type: ignore[index,union-attr,operator]
-        base = layer.base_layer.weight  # type: ignore[union-attr]
-        plain = isinstance(one, nn.Linear) and isinstance(other, nn.Linear) and base.dim() == 2  # type: ignore[operator]
-        if not plain or key in getattr(layer, "lora_magnitude_vector", ()) or not base.is_floating_point():  # type: ignore[operator,union-attr]
             raise ValueError(
-                f'on="delta" needs plain LoRA of linear layers, and {place} is another kind (DoRA, a convolution, an embedding, '
-                'or a quantised weight). Use on="weights", which holds A and B apart'
+                f'on="delta" holds one adapter, and {place} has {active} in training; activate one of them'
+            )
+        (key,) = active
+        one, other = adapters[key], layer.lora_B[key]
+        base = layer.base_layer.weight
+        plain = isinstance(one, nn.Linear) and isinstance(other, nn.Linear) and base.dim() == 2
+        if not plain or key in getattr(layer, "lora_magnitude_vector", ()) or not base.is_floating_point():
+            raise ValueError(
+                f'on="delta" needs plain LoRA of linear layers, and {place} is another kind (DoRA, a convolution, an '
+                'embedding, or a quantised weight). Use on="weights", which holds A and B apart'
             )
         found.append(
             LowRankWeight(
                 names[id(base)],
-                base,  # type: ignore[arg-type]
-                one.weight,
-                other.weight,
-                float(layer.scaling[key]),  # type: ignore[index,union-attr,operator]
+                base,
+                layer.lora_A[key].weight,
+                layer.lora_B[key].weight,
+                float(layer.scaling[key]),
                 bool(getattr(layer, "fan_in_fan_out", False)),
                 key in getattr(layer, "merged_adapters", ()),
             )
@@ -142,7 +145,7 @@ def newly_merged(weight: LowRankWeight, probe: Tensor, factors: Factors) -> bool
     tolerance = 2e-2 if weight.base.dtype in (torch.float16, torch.bfloat16) else 1e-4
     if min(still, merged) > tolerance * max(float(was.norm()), 1e-12):
         raise ValueError(
-            f"the frozen weight {weight.name!r} is neither what it was in the leg before nor that plus the adapter of that leg. "
+            f"the frozen weight {weight.name!r} is neither what it was in the leg before nor that plus its adapter. "
             "Load the same base model, or merge the whole adapter (merge_and_unload) before the next one is made"
         )
     return merged < still

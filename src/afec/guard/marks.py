@@ -21,7 +21,20 @@ class WeightMovedError(RuntimeError):
 class GuardedWeight:
     """A weight that is watched, and pulled where the quadratic knows it."""
 
-    __slots__ = ("at", "by", "center", "curvature", "extra", "grad", "grad_version", "name", "slope", "sum", "version", "weight")
+    __slots__ = (
+        "at",
+        "by",
+        "center",
+        "curvature",
+        "extra",
+        "grad",
+        "grad_version",
+        "name",
+        "slope",
+        "sum",
+        "version",
+        "weight",
+    )
 
     def __init__(self, name: str, weight: nn.Parameter) -> None:
         self.name, self.weight = name, weight

@@ -175,7 +175,7 @@ class Puller:
     def penalty(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """The merged penalty at the present weights, or at others."""
         if self.low_rank and weights is not None:
-            raise ValueError('the penalty of EWC(on="delta") is known at the present weights only; call penalty() without weights')
+            raise ValueError('the penalty of EWC(on="delta") is known at the present weights only; call penalty()')
         extra = sum((one.penalty() for one in self.low_rank), torch.zeros(()))
         if self.quadratic is None:
             return extra

@@ -29,8 +29,8 @@ from afec.posterior import Posterior
 __all__ = ["EWC"]
 
 NO_ADAPTER = (
-    'EWC(on="delta") holds the change ΔW = B·A that a LoRA adapter makes, and no guarded weight of this model is of one. Make it '
-    'with peft.get_peft_model(model, LoraConfig(…)), or use on="weights"'
+    'EWC(on="delta") holds the change ΔW = B·A that a LoRA adapter makes, and no guarded weight of this model is of one. Make '
+    'it with peft.get_peft_model(model, LoraConfig(…)), or use on="weights"'
 )
 
 
@@ -53,8 +53,8 @@ class EWC(FisherFields, Regulariser):
     )
     anchor: Literal["last", "base"] = option(
         default="last",
-        doc="Where to: the weights that the `last` task left; or the `base` model, as it is on entry to the first block, by its "
-        "Fisher on the data of that block. Later tasks change neither.",
+        doc="Where to: the weights that the `last` task left; or the `base` model, as it is on entry to the first block, by "
+        "its Fisher on the data of that block. Later tasks change neither.",
     )
 
     def __post_init__(self) -> None:
