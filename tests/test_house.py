@@ -30,6 +30,7 @@ ROOMS = [
     "streams",
     "learner",
     "metrics",
+    "rl",
     "testing",
     "experiments",
     "lab",

@@ -163,8 +163,10 @@ def test_another_base_is_refused():
 def test_what_it_is_not_for():
     with pytest.raises(ValueError, match='EWC\\(on="delta"\\) holds the change'):
         consolidate(afec.EWC(1, on="delta", fisher="exact"), Net())
-    with pytest.raises(ValueError, match="Give a number"):
+    with pytest.raises(ValueError, match='strength="auto"\\) goes with on="weights"'):
         afec.EWC("auto", on="delta")
+    with pytest.raises(ValueError, match='anchors="each"\\) goes with on="weights"'):
+        afec.EWC(1, anchor="base", anchors="each")
     config = peft.LoraConfig(r=1, target_modules=["layer"], use_dora=True)
     with pytest.raises(ValueError, match='on="delta" needs plain LoRA'):
         consolidate(afec.EWC(1, on="delta", fisher="exact"), peft.get_peft_model(Net(), config))
