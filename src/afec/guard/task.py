@@ -25,8 +25,8 @@ from afec.fisher.checks import check_request
 from afec.fisher.estimate import taken_apart
 from afec.fisher.positions import settled, that_count
 from afec.fisher.untouched import buffers_kept, untouched
-from afec.gaussian import Gaussian, merge
-from afec.guard.borrow import borrowed
+from afec.gaussian import Gaussian, Quadratic, merge
+from afec.guard.borrow import borrowed, load
 from afec.guard.distributed import processes_of
 from afec.guard.low_rank import LowRankPull
 from afec.guard.memory import Memory, State
@@ -81,6 +81,10 @@ class TermFunctions(ABC):
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """The task state on entry; it lives as long as the task."""
+        return {}
+
+    def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic) -> Mapping[str, Tensor]:
+        """Weights to start the task from, by name, given all that pulls; by default none: it starts where it is."""
         return {}
 
     def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
@@ -538,10 +542,13 @@ class GuardedTask:
             if term.name not in self.task_states:
                 with self.only(term):
                     self.task_states[term.name] = term.begin_task(self, self.state_of(term))
-        self._merge()
+        total = self._merge()
+        moved = self.memory.task_states is None and self._move_to_first_weights(total)
         self._puller.observer = observer_of(self.terms, self._after_step, reduces=self.processes.several)
         self._puller.movers = [mover for term in self.terms if (mover := self._mover(term)) is not None]
         self._puller.attach()
+        if moved:
+            self.accept()
         self.started = True
 
     def _loss_of_epoch(self, told: float | Tensor | None) -> float | None:
@@ -585,9 +592,21 @@ class GuardedTask:
         with self.only(term):
             return term.quadratics(self, self.state_of(term), self.task_states[term.name])
 
-    def _merge(self) -> None:
-        merged = merge([quadratic for term in self.terms for quadratic in self._quadratics(term)])
-        self._puller.set(merged, [pull for term in self.terms for pull in self._low_rank(term)])
+    @torch.no_grad()
+    def _move_to_first_weights(self, total: Quadratic) -> bool:
+        """Put the weights where a term wants them to start from; returns whether one does."""
+        found: dict[str, Tensor] = {}
+        for term in self.terms:
+            with self.only(term):
+                found.update(term.first_weights(self, self.task_states[term.name], total))
+        if found:
+            load(self.model, found)
+        return bool(found)
+
+    def _merge(self) -> Quadratic:
+        total = merge([quadratic for term in self.terms for quadratic in self._quadratics(term)])
+        self._puller.set(total, [pull for term in self.terms for pull in self._low_rank(term)])
+        return total
 
     def _low_rank(self, term: TermFunctions) -> list[LowRankPull]:
         with self.only(term):
