@@ -11,6 +11,7 @@ SCRIPTS = [
     ["fisher.py"],
     ["fisher.py", "--alexnet"],
     ["language_model.py"],
+    ["memory.py"],
     ["learner.py"],
     ["learner.py", "--pair"],
     ["strategies.py"],

@@ -119,7 +119,7 @@ def _per_sample(
             if objective.kind != "empirical":
                 objective = replace(objective, problem=settled(objective.problem, whole))
                 whole = that_count(objective.problem, whole)  # it may know of a mask only now
-            plan = make_plan(objective, weights, whole)
+            plan = make_plan(objective, weights, whole, squares)
         example = objective.example(whole)
         groups = alike(objective.problem, whole) if objective.kind == "empirical" else [whole]
         for samples in chain.from_iterable(group.chunks(min(chunk, plan.most)) for group in groups):

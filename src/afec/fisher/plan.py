@@ -87,8 +87,10 @@ class Plan:
         self.total = self.total.to(value.device) + value
 
 
-def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: Samples) -> Plan:
-    """The plan for a pass whose first batch is `whole`."""
+def make_plan(
+    objective: Objective, weights: Mapping[str, nn.Parameter], whole: Samples, sums: Mapping[str, Tensor]
+) -> Plan:
+    """The plan for a pass whose first batch is `whole`. `sums` are the pass's own, zero now and zero again after it."""
     plan = Plan(objective, weights, {}, dict.fromkeys(weights, "loop"))
     if whole.of is None:  # from split=: there are never several samples at once
         return plan
@@ -117,10 +119,12 @@ def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: 
     with suppress(Exception):
         if not _mix(objective, samples):
             plan.sites = fast.find_sites(objective.problem.model, weights)
-            squares = {name: zeros(weights[name]) for name in plan.sites}
+            squares = {name: sums[name] for name in plan.sites}
             served, _, largest = fast.accumulate(probe, weights, plan.sites, samples, squares)
             plan.most = max(1, OUTPUT // max(1, largest))
             settle({name: squares.pop(name) for name in served}, "fast")
+    for total in sums.values():
+        total.zero_()
     if rest := plan.by("loop"):
         with suppress(Exception):
             settle(func.squares(probe, rest, samples)[0], "func")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from afec.gaussian import Quadratic
+from afec.gaussian import Derived, Part, Quadratic, merged_parts
+from afec.guard.checksum import checksum
 
 __all__ = ["GuardedWeight", "WeightMovedError"]
 
@@ -20,13 +21,27 @@ class WeightMovedError(RuntimeError):
 class GuardedWeight:
     """A weight that is watched, and pulled where the quadratic knows it."""
 
-    __slots__ = ("at", "by", "center", "curvature", "grad", "grad_version", "name", "slope", "sum", "version", "weight")
+    __slots__ = (
+        "at",
+        "by",
+        "center",
+        "curvature",
+        "grad",
+        "grad_version",
+        "name",
+        "parts",
+        "slope",
+        "sum",
+        "version",
+        "weight",
+    )
 
     def __init__(self, name: str, weight: nn.Parameter) -> None:
         self.name, self.weight = name, weight
         self.center: Tensor | None = None  # θ*
         self.curvature: Tensor | None = None  # D
         self.slope: Tensor | None = None  # c
+        self.parts: list[Part] | None = None  # what D and c are derived from, where they are not kept
         self.at: tuple[torch.dtype | None, torch.device | None] = (None, None)  # what these were converted for
         self.version = weight._version
         self.sum = self.checksum()
@@ -36,25 +51,53 @@ class GuardedWeight:
 
     # -- the quadratic --------------------------------------------------------------------------------------------
 
-    def set(self, quadratic: Quadratic) -> None:
+    def set(self, quadratic: Quadratic | Derived) -> None:
         """Take over this weight's part."""
         self.at = (None, None)
+        if isinstance(quadratic, Derived):
+            self.parts, self.curvature, self.slope = quadratic.parts.get(self.name), None, None
+            self.center = None if self.parts is None else self.parts[0].mean
+            return
+        self.parts = None
         self.center = quadratic.center.get(self.name)
         self.curvature = quadratic.curvature.get(self.name)
         self.slope = quadratic.slope.get(self.name)
 
     def follow(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """θ*, D and c where the weight is now, in its type; of 16-bit weights in 32, because λF would overflow."""
+        if self.derives():
+            assert self.parts is not None
+            return merged_parts(self.parts)[:3]
         weight = self.weight
         if weight.dtype is not self.at[0] or weight.device != self.at[1]:
+            if (
+                self.parts is not None
+            ):  # at rest elsewhere, or the weight was moved: kept from now on, where the weight is
+                (self.center, self.curvature, self.slope, _), self.parts = merged_parts(self.parts), None
             self.at = weight.dtype, weight.device
-            dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+            dtype = self._dtype
             for part in ("center", "curvature", "slope"):
                 value = getattr(self, part)
                 setattr(self, part, None if value is None else value.to(weight.device, dtype))
         assert self.center is not None
         assert self.curvature is not None
         return self.center, self.curvature, self.slope
+
+    def derives(self) -> bool:
+        """Whether D and c are derived at every use, from Gaussians that are where the weight is, in its type."""
+        if self.parts is None:
+            return False
+        weight, dtype = self.weight, self._dtype
+        return all(
+            part.mean.device == weight.device and part.precision.device == weight.device and part.mean.dtype is dtype
+            for part in self.parts
+        )
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """What the pull is computed in."""
+        dtype = self.weight.dtype
+        return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
     # -- the mark -------------------------------------------------------------------------------------------------
 
@@ -99,7 +142,7 @@ class GuardedWeight:
 
     def checksum(self) -> str:
         """Changes when the values do; a string, so that NaN equals itself."""
-        return repr(float(self.weight.detach().double().sum()))
+        return checksum(self.weight)
 
     def check_version(self) -> None:
         """Raise if the weight was written to since the last step that we saw."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from afec.gaussian import Quadratic
+from afec.gaussian import Derived, Quadratic
 from afec.guard.gradients import add_pull, is_skipped, scale_of
 from afec.guard.marks import GuardedWeight, WeightMovedError
 from afec.guard.steps import Observer
@@ -43,7 +43,7 @@ class Puller:
     def __init__(self, model: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
         self.model = model
         self.guarded = {id(weight): GuardedWeight(name, weight) for name, weight in weights.items()}
-        self.quadratic: Quadratic | None = None
+        self.quadratic: Quadratic | Derived | None = None
         self.observer: Observer | None = None  # of methods that look at every step (SI, RWALK)
         self.movers: Sequence[Mover] = ()
         self.steps = 0
@@ -60,7 +60,7 @@ class Puller:
 
     # -- life -----------------------------------------------------------------------------------------------------
 
-    def set(self, quadratic: Quadratic) -> None:
+    def set(self, quadratic: Quadratic | Derived) -> None:
         """Pull by this quadratic from now on. Weights that it does not know are watched, not pulled."""
         self.quadratic = quadratic if quadratic.center else None
         for entry in self.guarded.values():

@@ -10,7 +10,7 @@ import itertools
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -25,10 +25,10 @@ from afec.fisher.checks import check_request
 from afec.fisher.estimate import taken_apart
 from afec.fisher.positions import settled, that_count
 from afec.fisher.untouched import buffers_kept, untouched
-from afec.gaussian import Gaussian, merge
+from afec.gaussian import Derived, Gaussian
 from afec.guard.borrow import borrowed
 from afec.guard.distributed import processes_of
-from afec.guard.memory import Memory, State
+from afec.guard.memory import Memory, State, TermBytes
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
 from afec.guard.problem import BlockArguments, Params, guarded_weights, read_problem, unwrapped
@@ -40,6 +40,7 @@ from afec.randomness import forked, seed_from
 __all__ = ["Alone", "GuardedTask", "TermFunctions", "is_guarded"]
 
 MEASURED_BATCHES = 8  # enough to see whether the loss went down at all
+KEPT_UP_TO = 2**22  # weights for which D and c are kept: of more they are derived in every step, and take no memory
 TRIAL_SAMPLES = 16  # on which a measurement is tried when a task begins
 _UNDER_GUARD: dict[int, str] = {}  # the weights that a live task holds, so that no two guards pull one weight
 
@@ -124,6 +125,10 @@ class TermFunctions(ABC):
         """About what `quadratics` would give in the next task, in a few seconds, for `check`; None if it cannot tell."""
         return None
 
+    def memory(self, task: GuardedTask) -> TermBytes:
+        """How many bytes it will take, for `check`."""
+        return TermBytes()
+
     def mover(self, task: GuardedTask, state: State, task_state: State) -> Mover | None:
         """What moves weights right after each step, beside the pull: a function of those that stepped and their lr."""
         return None
@@ -168,6 +173,7 @@ class GuardedTask:
         self.samples_measured = 0  # how many samples went through Fisher and importance passes
         self.gave_seed = False  # whether the guard took its seed when this task began
         self.is_open = True  # neither ended nor aborted
+        self.when_closed: Callable[[], None] | None = None
         self._puller = Puller(self.model, self.weights)
         self._reached = False  # the loss is known to reach the weights
         self._first: Any = None  # the first batch, while the task begins
@@ -421,7 +427,7 @@ class GuardedTask:
         batches = itertools.islice(everything, self._most_batches)
         seed = self.seed("fisher", *purpose)
         found = estimate(problem, self.weights, self.counted(batches), seed=seed, **options)
-        return self.processes.total(found).mean()
+        return self.processes.total(found).take_mean()
 
     def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, their samples counted as measured."""
@@ -465,10 +471,22 @@ class GuardedTask:
             function()
 
     @contextmanager
-    def borrowing(self) -> Iterator[None]:
-        """The module and its optimisers are ours inside; no pull; everything is put back after it."""
-        with self._puller.suspended(), borrowed(self.model, [*self.optimizers, *self.current_optimizers()]):
+    def borrowing(self, written: Container[str] = ()) -> Iterator[None]:
+        """The module and its optimisers are ours inside; no pull; everything is put back after it.
+
+        A frozen weight is put back if its name is in `written`: nobody else changes it.
+        """
+        optimizers = [*self.optimizers, *self.current_optimizers()]
+        with self._puller.suspended(), borrowed(self.model, optimizers, self._means(), written):
             yield
+
+    def _means(self) -> dict[str, list[Tensor]]:
+        """Where the earlier tasks left each weight: as a rule where it still is, and then no copy of it is needed."""
+        found: dict[str, list[Tensor]] = {}
+        for state in self.memory.states.values():
+            for name, mean in state.get("mean", {}).items():
+                found.setdefault(name, []).append(mean)
+        return found
 
     def current_optimizers(self) -> list[Optimizer]:
         """The optimisers in use: a single one may have been replaced inside the block."""
@@ -560,7 +578,9 @@ class GuardedTask:
             return term.quadratics(self, self.state_of(term), self.task_states[term.name])
 
     def _merge(self) -> None:
-        self._puller.set(merge([quadratic for term in self.terms for quadratic in self._quadratics(term)]))
+        derived = Derived.of([quadratic for term in self.terms for quadratic in self._quadratics(term)])
+        numbers = sum(center.numel() for center in derived.center.values())
+        self._puller.set(derived if numbers > KEPT_UP_TO else derived.kept())
 
     def _close(self) -> None:
         self._puller.detach()
@@ -568,6 +588,9 @@ class GuardedTask:
             _UNDER_GUARD.pop(key, None)
         self._held = []
         self.is_open = False
+        if self.when_closed is not None:
+            self.when_closed()
+            self.when_closed = None
 
     def _check_alive(self) -> None:
         if not self.is_open:

@@ -50,3 +50,7 @@ class EWC(FisherFields, Regulariser):
     def importance(self, task: GuardedTask, task_state: State) -> dict[str, Tensor]:
         """The Fisher information of the task."""
         return task.fisher(self.fisher_options, "ewc")
+
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
+        """F with this task's, around the weights as they are now, kept as `store` says."""
+        return self.at_rest(**super().end_task(task, state, task_state))
