@@ -18,6 +18,7 @@ from afec.fisher.plan import Plan, make_plan, zeros
 from afec.fisher.positions import alike, output_of, scalar_loss, settled, that_count
 from afec.fisher.problem import FisherSum, Kind, Power, Problem
 from afec.fisher.reversed import ReversedLoss
+from afec.fisher.shards import any_sharded
 from afec.fisher.untouched import untouched
 
 __all__ = ["EXACT_UP_TO", "choose_kind", "estimate", "taken_apart"]
@@ -89,7 +90,7 @@ def _batched(
     squares: dict[str, Tensor],
     power: Power,
 ) -> FisherSum:
-    count, total = 0, torch.zeros(())
+    count, total, sharded = 0, torch.zeros(()), any_sharded(weights.values())
     for batch in batches:
         if batch_size is None:
             count += 1
@@ -97,7 +98,10 @@ def _batched(
             count += size_of(batch) if problem.split is None else sum(1 for _ in problem.split(batch))
         loss = scalar_loss(problem, batch)
         total = total.to(loss.device) + loss.detach()
-        loop.add_squares(loss.reshape(1), weights, squares, power)
+        if sharded:
+            loop.add_squares_of_shards(loss, weights, squares, power)
+        else:
+            loop.add_squares(loss.reshape(1), weights, squares, power)
     check_finite(squares, weights, total)
     return FisherSum(squares, count / (batch_size or 1), dict.fromkeys(weights, "batch"))
 

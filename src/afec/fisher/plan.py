@@ -20,6 +20,7 @@ from afec.fisher.checks import check_finite, check_mean
 from afec.fisher.objectives import Objective
 from afec.fisher.positions import counts
 from afec.fisher.problem import Route
+from afec.fisher.shards import local
 
 __all__ = ["Plan", "make_plan", "zeros"]
 
@@ -39,7 +40,8 @@ TOLERANCE = 1e-4
 def zeros(weight: Tensor) -> Tensor:
     """An accumulator for a weight's squares: float32 at least."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    return torch.zeros(weight.shape, dtype=dtype, device=weight.device)
+    own = local(weight)
+    return torch.zeros(own.shape, dtype=dtype, device=own.device)
 
 
 @dataclass

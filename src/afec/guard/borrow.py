@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from afec.fisher.shards import local
 from afec.gaussian import grown
 from afec.guard.checksum import checksum
 
@@ -32,7 +33,7 @@ def trained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def snapshot(model: nn.Module, names: Container[str] | None = None, *, frozen: bool = False) -> dict[str, Tensor]:
     """Copies of what is `trained`: all of it, or what has one of these names; on demand of `frozen` weights, too."""
     tensors = [*model.named_parameters(), *model.named_buffers()] if frozen else trained(model)
-    return {name: one.detach().clone() for name, one in tensors if names is None or name in names}
+    return {name: local(one).clone() for name, one in tensors if names is None or name in names}
 
 
 @torch.no_grad()
@@ -40,7 +41,8 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Write a `snapshot` into the model in place. Names that it lacks, and rows that grew since, keep their value."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in values:
-            tensor.copy_(grown(name, values[name].to(tensor), tensor))
+            own = local(tensor)
+            own.copy_(grown(name, values[name].to(own), own))
 
 
 def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
@@ -131,7 +133,7 @@ class _ParameterState:
     def keep(self, known: Sequence[Tensor] = ()) -> None:
         """Have a copy of the value from now on; one of `known` will do where it is equal."""
         if self.value is None:
-            own = self.parameter.detach()
+            own = local(self.parameter)
             same = (one for one in known if _same_make(one, own) and torch.equal(one, own))
             self.value = next(same, None)
             if self.value is None:
@@ -142,7 +144,7 @@ class _ParameterState:
         self.parameter.grad = self.grad
         if self.value is not None:
             with torch.no_grad():
-                self.parameter.copy_(self.value)
+                local(self.parameter).copy_(self.value)
         elif self.sum != (now := checksum(self.parameter)):
             raise RuntimeError(
                 f"a frozen weight of shape {tuple(self.parameter.shape)} was changed by the training on borrowed weights, "

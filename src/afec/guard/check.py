@@ -70,6 +70,10 @@ class CheckReport:
 
 def check(task: GuardedTask, method: str, seconds: float) -> CheckReport:
     """See `Guard.check`; the task is not begun."""
+    if task.processes.sharded:
+        raise TypeError(
+            "guard.check() does not work on a sharded model (FSDP2): call it on one that fully_shard has not split"
+        )
     task.number = max(task.number, 1)  # the first task has no pull: show what the second one will have
     report = CheckReport(method, memory=forecast(task))
     _check_data(task, report)

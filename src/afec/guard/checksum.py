@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from afec.fisher.shards import local
+
 __all__ = ["checksum"]
 
 TOGETHER = 2**15
@@ -14,7 +16,7 @@ TOGETHER = 2**15
 @torch.no_grad()
 def checksum(tensor: Tensor) -> str:
     """Changes when the values do; a string, so that NaN equals itself."""
-    own = tensor.detach()
+    own = local(tensor)
     flat = (torch.view_as_real(own) if own.is_complex() else own).reshape(-1)
     total = squares = 0.0
     for start in range(0, len(flat), TOGETHER):

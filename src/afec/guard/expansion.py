@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from afec.fisher.shards import local
 from afec.guard.borrow import unwrapped_optimizer
 from afec.guard.checksum import checksum
 from afec.guard.task import GuardedTask
@@ -149,8 +150,9 @@ def learns_something(task: GuardedTask, start: Mapping[str, Tensor] | None = Non
     after = task.mean_loss()
     still = all(
         checksum(weight) == sums[name] if name in sums else torch.equal(start[name].to(weight), weight)  # type: ignore[index]
-        for name, weight in task.weights.items()
+        for name, weight in ((name, local(weight)) for name, weight in task.weights.items())
     )
+    still = not bool(task.processes.either(torch.tensor([not still], device=task.device)))
     if not still and (before is None or after is None or after < before):
         return
     losses = "" if before is None else f": the loss of θ_e was {before:.6g} before and is {after:.6g} after it"

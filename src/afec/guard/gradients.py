@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from afec.fisher.shards import local
 from afec.gaussian import merged_parts, widened
 from afec.guard.marks import GuardedWeight
 
@@ -46,15 +47,16 @@ def add_pull(
                 "Use sparse=False, or leave the weight out with params="
             )
         added.append((entry, grad))
+        own, its_grad = (weight.data, grad) if not hasattr(weight, "to_local") else (local(weight), local(grad))
         if scale is None and grad.dtype is entry.center.dtype and entry.derives():
-            for piece in _derived(entry, grad):
+            for piece in _derived(entry, own, its_grad):
                 fused.take(*piece)
             continue
         center, curvature, slope = entry.follow()
         if scale is not None or grad.dtype is not center.dtype:
-            _add_one(weight, grad, center, curvature, slope, scale)
+            _add_one(own, its_grad, center, curvature, slope, scale)
             continue
-        fused.take(weight.data, grad, center, curvature, slope)
+        fused.take(own, its_grad, center, curvature, slope)
     fused.run()
     for entry, grad in added:
         entry.mark(grad)
@@ -111,14 +113,13 @@ class _Fused:
 
 
 def _derived(
-    entry: GuardedWeight, grad: Tensor
+    entry: GuardedWeight, weight: Tensor, grad: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, float, int]]:
     """What is added to one gradient, derived now, and of a large weight some rows at a time.
 
     Of a single Gaussian nothing has to be derived: λ is a factor of the operation, and rounds as λF would.
     """
     assert entry.parts is not None, "entry.derives()"
-    weight = entry.weight.data
     rows = len(weight) if weight.dim() else 1
     step = max(1, rows * TOGETHER // max(1, weight.numel()))
     for start in range(0, rows, step):

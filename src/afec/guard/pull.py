@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from afec.fisher.shards import local
 from afec.gaussian import Derived, Quadratic
 from afec.guard.gradients import add_pull, is_skipped, scale_of
-from afec.guard.marks import GuardedWeight, WeightMovedError
+from afec.guard.marks import GuardedWeight, WeightMovedError, version_of
 from afec.guard.steps import Observer
 
 __all__ = ["Mover", "Puller"]
@@ -122,12 +123,12 @@ class Puller:
     def _expect(self, entries: Iterable[GuardedWeight] | None = None) -> None:
         """Take the present versions as right."""
         for entry in self.guarded.values() if entries is None else entries:
-            entry.version = entry.weight._version
+            entry.version = version_of(entry.weight)
 
     def _watch(self, entry: GuardedWeight) -> Callable[[Tensor], None]:
         def watch(weight: Tensor) -> None:
             if not self._suspended:
-                if weight._version != entry.version:
+                if version_of(weight) != entry.version:
                     raise entry.moved()
                 if entry.grad is not None:
                     entry.accumulated()
@@ -164,7 +165,7 @@ class Puller:
             return torch.zeros(())
         center = self.quadratic.center
         here = {e.name: e.weight for e in self.guarded.values()} if weights is None else weights
-        known = {name: here[name].detach() for name in center if name in here}
+        known = {name: local(here[name]) for name in center if name in here}
         return self.quadratic.penalty({name: weight.to(center[name]) for name, weight in known.items()})
 
     def refuse_climbing(self, optimizer: Optimizer) -> None:
@@ -245,7 +246,7 @@ class Puller:
         if outermost and self.movers and not is_skipped(optimizer):
             self._move(optimizer)
         for entry in entries:
-            entry.version = entry.weight._version
+            entry.version = version_of(entry.weight)
             if entry.grad is not None:
                 entry.used(stepped)
         if outermost:  # the step is over

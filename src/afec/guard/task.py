@@ -24,10 +24,11 @@ from afec.fisher.batches import Samples, size_of
 from afec.fisher.checks import check_request
 from afec.fisher.estimate import taken_apart
 from afec.fisher.positions import settled, that_count
+from afec.fisher.shards import local
 from afec.fisher.untouched import buffers_kept, untouched
 from afec.gaussian import Derived, Gaussian
 from afec.guard.borrow import borrowed
-from afec.guard.distributed import processes_of
+from afec.guard.distributed import processes_of, reshard
 from afec.guard.memory import Memory, State, TermBytes
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
@@ -74,6 +75,10 @@ class TermFunctions(ABC):
     @abstractmethod
     def is_off(self) -> bool:
         """Whether its weight is zero in every task: then it is dropped before anything runs."""
+
+    def not_on_shards(self) -> str | None:
+        """What does not work where each process holds a part of every weight, as the beginning of a sentence."""
+        return f"{self.name} does not work on the parts"
 
     def lacks(self, task: GuardedTask) -> str | None:
         """What the method still has to be told before its first task, as an error message."""
@@ -153,9 +158,12 @@ class GuardedTask:
     ) -> None:
         self.guard = guard  # as an expression, for messages
         self.memory, self.number = memory, memory.tasks_done  # counted from 0
-        self.processes = processes_of(arguments.model)
         self.model = unwrapped(arguments.model)
+        self.processes = processes_of(arguments.model)
         self.terms = tuple(term for term in terms if not term.is_off)
+        for term in self.terms:
+            if self.processes.sharded and (why := term.not_on_shards()):
+                raise TypeError(f"{why} of a sharded model (FSDP2); EWC and AFEC with a number as their strength do")
         # A term's own `params=`, else the guard's.
         chosen = [params if term.params is None else term.params for term in self.terms or terms]
         parts = [guarded_weights(self.model, params) for params in chosen]
@@ -194,7 +202,7 @@ class GuardedTask:
 
     def penalty(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """The value of the penalty at the present weights, or at others: Σ λ·½·F·(θ−θ*)² over all terms."""
-        return self._puller.penalty(weights)
+        return self.processes.sum_of_parts(self._puller.penalty(weights))
 
     def penalties(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The value of each kind of pull apart, by its name ("old", "forgetting"); `penalty()` is their sum."""
@@ -202,8 +210,8 @@ class GuardedTask:
         total = {term.pull_name: torch.zeros(()) for term in self.terms}
         for term in self.terms:
             for weight, gaussian in self._quadratics(term):
-                here = {key: at[key].detach().to(mean) for key, mean in gaussian.mean.items()}
-                value = weight * gaussian.penalty(here)
+                here = {key: local(at[key]).to(mean) for key, mean in gaussian.mean.items()}
+                value = self.processes.sum_of_parts(weight * gaussian.penalty(here))
                 total[term.pull_name] = total[term.pull_name].to(value) + value
         return total
 
@@ -248,6 +256,7 @@ class GuardedTask:
     def end(self) -> None:
         """Consolidate: measure what mattered for this task and merge it into the guard's memory."""
         self._check_alive()
+        reshard(self.model)
         try:
             self._puller.verify()
             self._puller.detach()
@@ -298,11 +307,15 @@ class GuardedTask:
 
     def values(self) -> dict[str, Tensor]:
         """Copies of the guarded weights' present values."""
-        return {name: weight.detach().clone() for name, weight in self.weights.items()}
+        return {name: local(weight).clone() for name, weight in self.weights.items()}
+
+    def present(self) -> dict[str, Tensor]:
+        """All weights of the model, as they are: of a sharded one the parts that this process holds."""
+        return {name: local(weight) for name, weight in self.model.named_parameters()}
 
     def remembered(self, gaussian: Gaussian) -> Gaussian:
         """A Gaussian of earlier tasks, fitted to the present weights: grown heads, and only what is guarded now."""
-        return gaussian.grown_to(dict(self.model.named_parameters())).only(self.weights)
+        return gaussian.grown_to(self.present()).only(self.weights)
 
     def batches(
         self, *purpose: object, batch_size: int | None = None, training: bool = False, samples: int | None = None
@@ -310,7 +323,8 @@ class GuardedTask:
         """One pass over the data, or over so many samples of them; iterate it inside `forked`."""
         seed = self.seed("data", *purpose)
         share = None if samples is None else math.ceil(samples / self.processes.count)
-        one = self.passes.one(seed, batch_size=batch_size, training=training, whole=training, samples=share)
+        whole = training and not self.processes.sharded  # there all processes learn together, each from its share
+        one = self.passes.one(seed, batch_size=batch_size, training=training, whole=whole, samples=share)
         for batch in one:
             if not self._reached:
                 for part in {frozenset(part): part for part in self._weights_of.values()}.values() or [self.weights]:
@@ -346,6 +360,8 @@ class GuardedTask:
                     'Fisher give likelihood="categorical" or "gaussian" to learning(); to choose, fisher="empirical"'
                 )
         size = options.batch_size if kind == "batched" and self.passes.rebatches else None
+        if size is not None and self.processes.sharded and self.passes.is_split:
+            size = max(1, size // self.processes.count)  # of each process: the gradient is over the batches of all
         return self.moment(
             self.problem,
             *purpose,
@@ -359,6 +375,11 @@ class GuardedTask:
     def refuses(self, options: FisherOptions) -> str | None:
         """Why this Fisher cannot be measured here, known before anything is learned; None if it can."""
         kind = options.kind
+        if kind == "auto" and self.processes.sharded:
+            return (
+                "a sharded model (FSDP2) has no gradients of single samples, so there is no Fisher to choose: give "
+                'fisher="batched", and a strength that belongs to it'
+            )
         try:
             if kind != "auto":
                 check_request(self.problem, self.weights, kind=kind, batch_size=None, train=options.dropout, chunk=1)
@@ -459,6 +480,7 @@ class GuardedTask:
             warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # activation checkpointing
             batches = itertools.islice(self.batches("loss"), MEASURED_BATCHES)
             losses = [float(self.problem.loss(self.model, batch)) for batch in batches]
+        reshard(self.model)
         return self.processes.mean(sum(losses) / len(losses))
 
     def now_alone(self) -> Alone:

@@ -126,6 +126,10 @@ class AFEC(FisherFields, OptionTerm):
 
     # -- the functions of a term ----------------------------------------------------------------------------------
 
+    def not_on_shards(self) -> str | None:
+        """All of it does."""
+        return None
+
     def lacks(self, task: GuardedTask) -> str | None:
         """How θ_e is to be trained, if nobody said so, and by which optimiser; or a likelihood, for a Fisher that needs one."""
         untold = self.epochs is None and self.expand is None and task.train is None

@@ -43,6 +43,10 @@ class EWC(FisherFields, Regulariser):
         """The running average of the paper, or γ."""
         return self.decay
 
+    def not_on_shards(self) -> str | None:
+        """A strength of `auto`: it looks at whole weights."""
+        return f'{self.name} with strength="auto" does not work on the parts' if self.asks_alone else None
+
     def cannot_measure(self, task: GuardedTask) -> str | None:
         """A likelihood, for a Fisher that needs one."""
         return task.refuses(self.fisher_options)

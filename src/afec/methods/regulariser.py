@@ -226,7 +226,7 @@ class Regulariser(OptionTerm):
             factor, precision = 1.0 if how == "mean" else how, state["precision"]
             if factor != 1:
                 precision = {name: factor * widened(known) for name, known in precision.items()}
-            old = Gaussian(state["mean"], precision).grown_to(dict(task.model.named_parameters()))
+            old = Gaussian(state["mean"], precision).grown_to(task.present())
         importance = self.importance(task, task_state)
         new = Gaussian(task.values(), importance)
         total = running_average(old, new, task.number + 1) if how == "mean" else running_sum(old, new)
