@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from afec.experiments import Score
 from afec.files import write_text
-from afec.lab import RunDirectory, engine, local_pool
+from afec.lab import RunDirectory, engine, job, local_pool
 from pool_here import PoolHere
 
 torch.set_num_threads(1)
@@ -84,7 +84,7 @@ def fake(in_process, monkeypatch):
             directory.finish({"wall_seconds": 1.0})
             return directory
 
-        monkeypatch.setattr(engine, "run", run)
+        monkeypatch.setattr(job, "run", run)
         return ran
 
     return install

@@ -20,6 +20,7 @@ ROOMS = [
     "randomness",
     "progress",
     "gaussian",
+    "posterior",
     "fisher",
     "guard",
     "data",
@@ -33,6 +34,7 @@ ROOMS = [
     "experiments",
     "lab",
     "report",
+    "integrations",
     "cli",
 ]
 LAB_IMPORTS = {"files", "naming", "randomness", "data.root", "metrics", "experiments", "lab"}

@@ -8,13 +8,32 @@ if TYPE_CHECKING:
     from afec.gaussian import Gaussian
     from afec.guard import GradientUsedTwiceError, Guard, GuardedTask, WeightMovedError
     from afec.learner import Learner, Machine, Schedule
-    from afec.methods import AFEC, AGSCL, EWC, MAS, RWALK, SI, Prior, ProgressCompress, Recycle
+    from afec.methods import (
+        AFEC,
+        AGSCL,
+        DERPP,
+        ER,
+        EWC,
+        LUCIR,
+        MAS,
+        RWALK,
+        SI,
+        ICaRL,
+        LwF,
+        PODNet,
+        Prior,
+        ProgressCompress,
+        Recycle,
+    )
     from afec.strategy import Strategy
 
 __all__ = [
     "AFEC",
     "AGSCL",
+    "DERPP",
+    "ER",
     "EWC",
+    "LUCIR",
     "MAS",
     "RWALK",
     "SI",
@@ -22,8 +41,11 @@ __all__ = [
     "GradientUsedTwiceError",
     "Guard",
     "GuardedTask",
+    "ICaRL",
     "Learner",
+    "LwF",
     "Machine",
+    "PODNet",
     "Prior",
     "ProgressCompress",
     "Recycle",

@@ -21,7 +21,6 @@ from afec.cli.work import STOPPED
 from afec.lab import (
     RunDirectory,
     benchmark_names,
-    engine,
     find_runs,
     load_benchmark,
     plan,
@@ -302,7 +301,7 @@ def test_all_runs_may_fail(in_process, tmp_path, capsys):
 def test_a_failure_is_forgotten_when_the_run_is_done(in_process, tmp_path, monkeypatch, capsys):
     command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "1", "--runs", str(tmp_path)]
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", lambda *arguments, **options: 1 / 0)
+        patch.setattr("afec.lab.job.run", lambda *arguments, **options: 1 / 0)
         assert main(command) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert main(command) == 0
@@ -349,8 +348,8 @@ def test_what_the_system_says_about_an_unwritable_place_is_passed_on(in_process,
     [
         (
             "ewc+afek",
-            "'ewc+afek': unknown method 'afek'; did you mean 'afec'? Known: afec, ags-cl, ewc, mas, prior, "
-            "progress-compress, recycle, rwalk, si",
+            "'ewc+afek': unknown method 'afek'; did you mean 'afec'? Known: afec, ags-cl, derpp, er, ewc, icarl, "
+            "lucir, lwf, mas, podnet, prior, progress-compress, recycle, rwalk, si",
         ),
         ("ewc+joint", "'ewc+joint': joint is a reference and no method, so it adds to nothing; give it alone"),
         ("ewc+", "method 'ewc+': there is nothing on one side of a +; give methods such as ewc+afec"),

@@ -81,7 +81,7 @@ def test_events_have_every_epoch_and_every_task(finished):
     passes = [2 + 1] + [2 + 2 + 2] * 4  # EWC's Fisher in every task; θ_e and F_e from the second on
     assert finished.samples == sum(n * task.train.size for n, task in zip(passes, stream.tasks, strict=True))
     for task in tasks:
-        phases = {"train", "fisher", "evaluate"} | ({"expand"} if task["task"] > 1 else set())
+        phases = {"train", "fisher", "units", "evaluate"} | ({"expand"} if task["task"] > 1 else set())
         assert set(task["seconds"]) == set(task["cpu_seconds"]) == phases
     for event in events:
         if event["event"] == "progress":

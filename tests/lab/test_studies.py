@@ -8,7 +8,7 @@ import math
 import pytest
 
 from afec.cli import main
-from afec.lab import SpecError, engine, find_runs, load_benchmark
+from afec.lab import SpecError, find_runs, job, load_benchmark
 from afec.lab.studies import load_study, parse_study, study_names
 from afec.lab.tuning import Plan, planned
 from small_lab import TEXT, quick_file
@@ -217,7 +217,7 @@ def test_a_study_that_is_stopped_goes_on(small, in_process, monkeypatch, capsys)
     """Ctrl-C in the third run: the first two are kept, and the same command runs the rest and writes the tables."""
     search = SMALL[SMALL.index("[[tune]]") : SMALL.index("[[runs]]")]
     (small / "small.toml").write_text(SMALL.replace("tuned = true", "").replace(search, ""))
-    real, begun = engine.run, []
+    real, begun = job.run, []
 
     def stopped(config, seed, *arguments, **options):
         begun.append((config.label, seed))
@@ -225,7 +225,7 @@ def test_a_study_that_is_stopped_goes_on(small, in_process, monkeypatch, capsys)
             raise KeyboardInterrupt
         return real(config, seed, *arguments, **options)
 
-    monkeypatch.setattr(engine, "run", stopped)
+    monkeypatch.setattr(job, "run", stopped)
     assert main(["study", "run", "small.toml"]) == 130
     assert "stopped; finished runs are kept" in capsys.readouterr().err
     assert sum(run.done for run in find_runs(small / "runs")) == 2

@@ -331,7 +331,7 @@ def test_steps_of_the_learning_rate_by_hand():
     assert rates(Schedule(max_epochs=4, lr_steps=(0.25, 0.5), **plain)) == [0.08, 0.008, 0.0008, 0.0008]
     assert rates(Schedule(max_epochs=4, **plain)) == [0.08] * 4
     paper = Schedule(max_epochs=40, lr_steps=(0.75,), decay=10)
-    assert [epoch for epoch in range(41) if paper.steps_after(epoch)] == [30]  # from index 30 on
+    assert [epoch for epoch in range(41) if paper.lr_after(epoch, 1.0) < 1] == [30]  # from index 30 on
 
 
 def test_momentum_goes_on_over_a_step():

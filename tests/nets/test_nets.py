@@ -150,8 +150,8 @@ def test_named_backbones_say_their_own_width(name, shape):
 
 def test_the_list_of_backbones():
     assert list(NETS) == list(SHAPES)
-    assert NETS["digits"].options == ("channels", "features")
-    assert NETS["cnn6"].options == ()
+    assert NETS["digits"].options == ("channels", "features", "activation")
+    assert NETS["cnn6"].options == ("activation",)
 
 
 def test_options_reach_the_backbone():
@@ -166,9 +166,9 @@ def test_options_reach_the_backbone():
         (
             {"name": "digits", "feature": 3},
             "feature",
-            "the net 'digits' has no option 'feature'; did you mean 'features'? It has: channels, features",
+            "the net 'digits' has no option 'feature'; did you mean 'features'? It has: channels, features, activation",
         ),
-        ({"name": "cnn6", "width": 3}, "width", "the net 'cnn6' has no option 'width'. It has: none"),
+        ({"name": "cnn6", "width": 3}, "width", "the net 'cnn6' has no option 'width'. It has: activation"),
     ],
 )
 def test_unknown_names_say_what_is_near_and_what_there_is(section, key, message):

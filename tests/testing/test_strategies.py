@@ -21,18 +21,31 @@ STRATEGIES = {
     "ags-cl+afec": lambda strength: afec.AGSCL(strength, mu=1) + AFEC(strength),
     "ags-cl+si": lambda strength: afec.AGSCL(strength, mu=1) + afec.SI(strength),
     "progress-compress+afec": lambda strength: afec.ProgressCompress(strength) + AFEC(strength),
+    "lwf": afec.LwF,
+    "derpp": lambda strength: afec.DERPP(alpha=strength, per_class=2),
+    "icarl": lambda strength: afec.ICaRL(strength=strength, per_class=2),
+    "icarl sigmoid, in all": lambda strength: afec.ICaRL(strength=strength, distillation="sigmoid", total=18),
+    "lucir": lambda strength: afec.LUCIR(strength=strength, per_class=2, finetune_epochs=2),
+    "podnet": lambda strength: afec.PODNet(spatial=strength, per_class=2, finetune_epochs=2),
+    "er+afec": lambda strength: afec.ER(per_class=2) + AFEC(strength),
+    "podnet+ewc+afec": lambda strength: (
+        afec.PODNet(per_class=2, finetune_epochs=2) + afec.EWC(strength) + AFEC(strength)
+    ),
 }
+GROWS = ("derpp", "icarl", "icarl sigmoid, in all", "lucir", "podnet", "er+afec", "podnet+ewc+afec")
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.filterwarnings("ignore:lwf")  # which keeps no examples
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("ags-cl", "progress-compress") else SLOW) for n in STRATEGIES]
+    "name", [pytest.param(n, marks=() if n in ("ags-cl", "progress-compress", "icarl") else SLOW) for n in STRATEGIES]
 )
 def test_our_strategies_keep_their_contracts(name):
     report = check_method(STRATEGIES[name])
     assert report.ok
     assert [result.contract for result in report] == list(STRATEGY_CONTRACTS)
-    assert {result.outcome for result in report} == {"passed"}
+    exempt = [result.contract for result in report if result.outcome == "exempt"]
+    assert exempt == ["bounded"] * GROWS.count(name)
 
 
 class AStrategy(Strategy):

@@ -1,4 +1,4 @@
-"""The command line: `afec run | tune | resume | report | list | data | study`.
+"""The command line: `afec run | tune | resume | report | list | data | study | posterior`.
 
 A command imports what it needs when it runs: importing PyTorch takes a second or two, and `afec --help` does without.
 """
@@ -16,6 +16,8 @@ import typer
 
 from afec.cli.data import Data
 from afec.cli.data import data as data_app
+from afec.cli.pools import Address, Cpus, Gpus, PoolName, Ship
+from afec.cli.posterior import posterior as posterior_app
 from afec.cli.study import study as study_app
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
+app.add_typer(posterior_app, name="posterior")
 WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
 DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
 BOARD = "Log for TensorBoard under this directory as well; what is in RUNS stays the truth."
@@ -71,6 +74,11 @@ def run(
     ] = [],  # noqa: B006
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    pool: PoolName = "local",
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    ship: Ship = None,
     data: Data = None,
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
@@ -79,20 +87,21 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
 ) -> None:
     """Run methods on benchmarks over seeds, one process per core; finished runs are not run again."""
-    from afec.cli import work
-    from afec.data.root import data_root
-    from afec.lab import Place, plan
+    from afec.cli import pools, work
+    from afec.lab import plan
     from afec.lab.spec import load_tuned
 
     found = load_tuned(tuned) if tuned else None
     sets = _with_device(set_, device)
-    place = Place(data=data_root(data).absolute())
-    jobs = plan(benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found, place)
-    how = work.How(runs, workers, tensorboard)
-    if dry_run:
-        work.say_what(jobs, how)
-    else:
-        work.do(jobs, how, picture)
+    jobs = plan(
+        benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found, pools.place_of(pool, data)
+    )
+    with pools.opened(pool, address, cpus, gpus, ship, workers, runs, device) as made:
+        how = work.How(runs, workers, tensorboard, made)
+        if dry_run:
+            work.say_what(jobs, how)
+        else:
+            work.do(jobs, how, picture)
 
 
 @app.command()
@@ -111,6 +120,11 @@ def tune(
     set_: Annotated[list[str], typer.Option("--set", help="section.key=value")] = [],  # noqa: B006
     runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    pool: PoolName = "local",
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    ship: Ship = None,
     data: Data = None,
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
@@ -120,9 +134,8 @@ def tune(
     ] = False,
 ) -> None:
     """Tune a method on validation accuracy: λ first, without AFEC, then λ_e with that λ kept, as in the paper."""
-    from afec.cli import work
-    from afec.data.root import data_root
-    from afec.lab import Place, SpecError, load_benchmark
+    from afec.cli import pools, work
+    from afec.lab import SpecError, load_benchmark
     from afec.lab.config import grid
     from afec.lab.tuning import Plan
     from afec.naming import unknown
@@ -134,19 +147,25 @@ def tune(
         raise SpecError("afec tune takes one value for each --set; what is searched is the grid of the benchmark")
     how = Plan(
         load_benchmark(benchmark), method, scale, changes[0], range(first_seed, first_seed + seeds),
-        "tpe" if search == "tpe" else "grid", trials or None, together, beta, Place(data=data_root(data).absolute()),
+        "tpe" if search == "tpe" else "grid", trials or None, together, beta, pools.place_of(pool, data),
     )  # fmt: skip
-    place = work.How(runs, workers, tensorboard)
-    if dry_run:
-        work.say_trials(how, place)
-    else:
-        work.tune(how, place, benchmark, out)
+    with pools.opened(pool, address, cpus, gpus, ship, workers, runs, device) as made:
+        place = work.How(runs, workers, tensorboard, made)
+        if dry_run:
+            work.say_trials(how, place)
+        else:
+            work.tune(how, place, benchmark, out)
 
 
 @app.command()
 def resume(
     runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    pool: PoolName = "local",
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    ship: Ship = None,
     data: Data = None,
     device: Annotated[
         str | None, typer.Option(help="Go on there, and not where the runs were begun; their events say so.")
@@ -154,17 +173,17 @@ def resume(
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
 ) -> None:
     """Finish the runs that were begun and not finished, each from its last checkpoint."""
-    from afec.cli import work
-    from afec.data.root import data_root
-    from afec.lab import Place, RunError, unfinished
+    from afec.cli import pools, work
+    from afec.lab import RunError, unfinished
 
     if not runs.is_dir():
         raise RunError(f"there is no directory {runs}; give the one that `afec run` wrote to")
-    jobs = unfinished(runs, Place(device, data_root(data).absolute()))
+    jobs = unfinished(runs, pools.place_of(pool, data, device))
     if not jobs:
         work.console_here().print(f"nothing to resume: every run under {runs} is done", soft_wrap=True)
         return
-    work.do(jobs, work.How(runs, workers, tensorboard), None)
+    with pools.opened(pool, address, cpus, gpus, ship, workers, runs, device) as made:
+        work.do(jobs, work.How(runs, workers, tensorboard, made), None)
 
 
 @app.command()

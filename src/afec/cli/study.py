@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from afec.cli.data import Data
+from afec.cli.pools import Address, Cpus, Gpus, PoolName, Ship
 
 if TYPE_CHECKING:
     from afec.lab.spec import Changes
@@ -69,6 +70,11 @@ def run(
         Path | None, typer.Option("--out", "-o", help="Where the results go; by default results/NAME.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core, or per GPU.")] = 0,
+    pool: PoolName = "local",
+    address: Address = None,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    ship: Ship = None,
     data: Data = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Log for TensorBoard into this directory.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
@@ -77,9 +83,8 @@ def run(
     if dry_run:
         show(name, scale, runs, data)
         return
-    from afec.cli import reports, work
+    from afec.cli import pools, reports, work
     from afec.data.root import data_root, data_root_is
-    from afec.lab import Place
     from afec.lab.config import grid
     from afec.lab.spec import load_benchmark
     from afec.lab.studies import load_study
@@ -88,16 +93,18 @@ def run(
     found = load_study(name).at(scale)
     folder = out or Path("results") / (found.name if scale == "full" else f"{found.name}-{scale}")
     reports.check_out(folder / "seeds.csv")
-    place, how = Place(data=data_root(data).absolute()), work.How(runs, workers, tensorboard)
-    for search in found.tune:
-        (changes,) = grid(search.set)
-        seeds = range(search.first_seed, search.first_seed + search.seeds)
-        benchmark = load_benchmark(search.benchmark)
-        for method in search.methods:
-            plan = Plan(benchmark, method, search.scale, changes, seeds, together=search.together, place=place)
-            work.tune(plan, how, search.benchmark, _tuned_file(found, runs, search.benchmark, method, search.scale))
-    own = work.do(found.jobs(_tuned(found, runs), place), how, None)
-    with data_root_is(place.data):
+    place = pools.place_of(pool, data)
+    with pools.opened(pool, address, cpus, gpus, ship, workers, runs) as made:
+        how = work.How(runs, workers, tensorboard, made)
+        for search in found.tune:
+            (changes,) = grid(search.set)
+            seeds = range(search.first_seed, search.first_seed + search.seeds)
+            benchmark = load_benchmark(search.benchmark)
+            for method in search.methods:
+                plan = Plan(benchmark, method, search.scale, changes, seeds, together=search.together, place=place)
+                work.tune(plan, how, search.benchmark, _tuned_file(found, runs, search.benchmark, method, search.scale))
+        own = work.do(found.jobs(_tuned(found, runs), place), how, None)
+    with data_root_is(data_root(data)):
         for output in found.outputs:
             reports.write(_console(), own, folder / output.file, output.figure, output.where, runs)
 

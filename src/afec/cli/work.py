@@ -20,7 +20,7 @@ from afec.cli.reports import PICTURES
 from afec.files import FileError, why_unwritable, write_text
 from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_runnable, execute
 from afec.lab.directory import TUNING
-from afec.lab.engine import workers_for
+from afec.lab.engine import MakePool, workers_for
 from afec.lab.estimate import Estimate, estimate
 from afec.lab.progress import LiveProgress
 from afec.lab.tensorboard import check_tensorboard
@@ -48,6 +48,8 @@ class How:
     """0: one per core, or per GPU."""
     board: Path | None = None
     """Where to log for TensorBoard."""
+    pool: MakePool | None = None
+    """What makes the pools; None: processes of this machine."""
 
     def __post_init__(self) -> None:
         if self.board is not None:
@@ -106,7 +108,7 @@ def tune(plan: Plan, how: How, benchmark: str, out: Path | None) -> None:
     _say_default_grids(console, plan)
     with LiveProgress(console, trials_of(plan) * len(plan.seeds)) as watch:
         try:
-            tuned = tune_method(plan, how.runs / TUNING, how.workers, watch, board=how.board)
+            tuned = tune_method(plan, how.runs / TUNING, how.workers, watch, board=how.board, pool=how.pool)
         except KeyboardInterrupt as stop:
             print("stopped; the same command goes on where it was", file=sys.stderr)
             raise typer.Exit(130) from stop
@@ -134,14 +136,15 @@ def do(jobs: Sequence[Job], how: How, picture: Path | None) -> list[tuple[RunCon
         _check_picture(picture, jobs)
     if not all(RunDirectory.of(how.runs, job.config, job.seed).done for job in jobs):
         _check_writable("--runs", how.runs, how.runs)
-    origins = check_runnable(jobs)
+    origins = check_runnable(jobs) if how.pool is None else []  # every node of a cluster does it for itself
     console, workers, runs = console_here(), how.workers or workers_for(jobs), how.runs
     for words in origins:
         console.print(words, highlight=False, soft_wrap=True)
-    console.print(f"{len(jobs)} runs on {workers} processes, into {runs}", highlight=False, soft_wrap=True)
+    where = f"{workers} processes" if how.pool is None else how.pool
+    console.print(f"{len(jobs)} runs on {where}, into {runs}", highlight=False, soft_wrap=True)
     with LiveProgress(console, len(jobs)) as watch:
         try:
-            outcomes = execute(jobs, runs, workers, watch, board=how.board)
+            outcomes = execute(jobs, runs, workers, watch, board=how.board, pool=how.pool)
         except KeyboardInterrupt as stop:
             print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop

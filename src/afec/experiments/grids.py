@@ -45,6 +45,12 @@ DEFAULTS: dict[str, tuple[dict[str, Any], ...]] = {
     "afec": _AFEC,
     "prior": ({"strength": (0.01, 0.1, 1, 10, 100)},),  # decoupled; in the gradient Adam makes much smaller ones act
     "recycle": NOTHING,
+    "er": NOTHING,
+    "lwf": ({"strength": (0.1, 0.3, 1, 3, 10)},),
+    "derpp": ({"alpha": (0.1, 0.3, 1, 3, 10)},),
+    "icarl": ({"strength": (0.1, 0.3, 1, 3, 10)},),
+    "lucir": ({"strength": (0.1, 0.3, 1, 3, 10)},),
+    "podnet": ({"spatial": (0.1, 0.3, 1, 3, 10)},),
 }
 """Grids for benchmarks without one, of equal length for every method; the Fisher kind of the run decides which is taken."""
 

@@ -8,6 +8,7 @@ from afec.experiments.base import OnProgress, Section, Setup
 from afec.experiments.supervised import Supervised
 from afec.learner import TaskRecord
 from afec.nets import Readout
+from afec.streams import Stream
 
 __all__ = ["Joint"]
 
@@ -42,5 +43,5 @@ class Joint(Supervised):
         return ()
 
     @classmethod
-    def _check_method(cls, setup: Setup, net: Readout) -> str:
+    def _check_method(cls, setup: Setup, net: Readout, stream: Stream) -> str:
         return ""

@@ -10,6 +10,7 @@ from afec.experiments.supervised import new_net
 from afec.learner import Progress as Epochs
 from afec.learner import TaskRecord
 from afec.nets import MultiHead, Readout
+from afec.streams import Stream
 
 __all__ = ["Scratch"]
 
@@ -21,7 +22,7 @@ class Scratch(Joint):
 
     def __init__(self, setup: Setup, context: Context) -> None:
         super().__init__(setup, context)
-        self._check_method(setup, self.learner.net)
+        self._check_method(setup, self.learner.net, self.stream)
         self.number: int | None = None
         """The task whose net the learner has."""
 
@@ -62,7 +63,7 @@ class Scratch(Joint):
         """No net knows all tasks, so none is kept."""
 
     @classmethod
-    def _check_method(cls, setup: Setup, net: Readout) -> str:
+    def _check_method(cls, setup: Setup, net: Readout, stream: Stream) -> str:
         if net.scenario != "task":
             raise ValueError(
                 f"scratch learns each task alone, with outputs of its own, so it is for the scenario 'task'; got the scenario "

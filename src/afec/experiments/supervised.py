@@ -32,9 +32,12 @@ from afec.streams import STREAMS, Stream, check_stream, make_stream
 
 __all__ = ["Supervised", "build", "new_net", "training_of", "write_transfers"]
 
+OF_METHOD = "method"
+"""The value of `classifier` that leaves it to the method: `linear`, if it does not say another."""
 READOUT = {"zero_heads": False, "classifier": "linear"}
 """The options of [net] that every net has, and their defaults; `classifier` is that of the scenario `class`."""
-
+UNSAID = {"activation": "relu"}
+"""Options of nets that are younger than runs which are to stay the same: a configuration leaves them out at these values."""
 LATER = (AFEC.name, Prior.name)
 """Methods whose strength is searched once that of the regulariser beside them is known."""
 
@@ -77,6 +80,9 @@ def new_net(setup: Setup, stream: Stream, seed: int) -> Readout:
             f"net.classifier={kind!r} is for the scenario 'class', and this stream has the scenario 'task', where each task "
             "has a linear head; leave it out, or set stream.scenario=class"
         )
+    if kind == OF_METHOD:
+        method = None if setup.method in Supervised.references else make_method(setup.method, setup.settings)
+        kind = as_strategy(method).classifier
     with forked(seed_from("net", seed)):
         backbone = make_backbone(setup.net["name"], **options)
         if stream.scenario == "class":
@@ -116,6 +122,7 @@ class Supervised(Experiment):
                 on_progress=self._tell,
                 stop=self.context.stop,
                 memo=None if self.context.shared is None else Memo(self.context.shared, self.context.made_by),
+                counts_units=True,
             )
 
     def _method(self) -> Any:
@@ -185,7 +192,8 @@ class Supervised(Experiment):
             check_stream(values)
             return with_defaults(STREAMS, values)
         _check_net(values)
-        return {**READOUT, **with_defaults(NETS, values)}
+        whole = {**READOUT, **with_defaults(NETS, values)}
+        return {key: value for key, value in whole.items() if UNSAID.get(key) != value}
 
     @classmethod
     def terms(cls, method: str) -> tuple[str, ...]:
@@ -231,17 +239,18 @@ class Supervised(Experiment):
                 schedule, _ = training_of(setup.training, context.device)
                 if not _validates(stream):
                     schedule.check_without_validation()
-                if advice := cls._check_method(setup, net):
+                if advice := cls._check_method(setup, _net_of(setup, stream, net, context.seed), stream):
                     advised.setdefault(advice, {})[setup.method] = None
         for advice, methods in advised.items():
             warnings.warn(f"{', '.join(methods)}: {advice}", ScenarioWarning, stacklevel=2)
         return list(origins)
 
     @classmethod
-    def _check_method(cls, setup: Setup, net: Readout) -> str:
-        """Raise where the method cannot be used with this net; returns why it does not work well, if it does not."""
+    def _check_method(cls, setup: Setup, net: Readout, stream: Stream) -> str:
+        """Raise where the method cannot be used with net or tasks; returns why it does not work well, if it does not."""
         strategy = as_strategy(make_method(setup.method, setup.settings))
         strategy.check(net)
+        strategy.check_tasks(stream.tasks)
         return strategy.advice(net)
 
     # -- tuning ---------------------------------------------------------------------------------------------------
@@ -301,6 +310,11 @@ def _origin(net: Readout) -> str:
     return f"initial weights {origin}" if origin else ""
 
 
+def _net_of(setup: Setup, stream: Stream, net: Readout, seed: int) -> Readout:
+    """The net of this row: another one than that of the other rows where the classifier is the method's."""
+    return new_net(setup, stream, seed) if setup.net.get("classifier") == OF_METHOD else net
+
+
 def _validates(stream: Stream) -> bool:
     return all(task.validation is not None for task in (*stream.tasks, *stream.transfer))
 
@@ -310,7 +324,7 @@ def _check_net(section: Section) -> None:
     name, zero = section.get("name"), section.get("zero_heads", False)
     if not isinstance(zero, bool):
         raise ValueError(f"net.zero_heads: expected true or false; got {zero!r}")
-    kinds = get_args(ClassifierKind)
+    kinds = (*get_args(ClassifierKind), OF_METHOD)
     if section.get("classifier", "linear") not in kinds:
         raise ValueError(f"net.classifier: {unknown('classifier', str(section['classifier']), kinds)}")
     options = {key: value for key, value in section.items() if key not in READOUT}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,12 +13,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from afec.files import load_tree, save_tree
 from afec.fisher import Likelihood
 from afec.guard.block import Block, Lookout
 from afec.guard.check import CheckReport, check
 from afec.guard.memory import Memory
-from afec.guard.problem import BlockArguments, BlockOptions, LossFn, Mask, Params, Predict
+from afec.guard.problem import BlockArguments, BlockOptions, LossFn, Mask, Params, Predict, unwrapped
 from afec.guard.task import GuardedTask, TermFunctions
+from afec.posterior import Posterior, hash_of
 
 __all__ = ["Guard", "Sum", "Term"]
 
@@ -185,6 +188,79 @@ class Guard(ABC):
         if self.task is not None:
             raise RuntimeError("cannot load a state inside a block; end or abort the task first (guard.task.abort())")
         self._memory.load(self.method, state)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state_dict()` into one safetensors file."""
+        save_tree(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over what `save` wrote; nothing in the file is executed."""
+        self.load_state_dict(load_tree(path))
+
+    def save_posterior(self, path: str | os.PathLike[str], *, mean: bool = True, checkpoint: str = "") -> None:
+        """Write what the guard knows as a file for others: a Gaussian over the weights, and how it was measured.
+
+        Args:
+            path: the safetensors file.
+            mean: False where the weights are a public checkpoint: then only their hash is written.
+            checkpoint: what people call these weights.
+        """
+        found = {
+            term.name: state for term in self.terms if "precision" in (state := self._memory.states.get(term.name, {}))
+        }
+        if self.in_task or len(found) != 1:
+            reason = (
+                "a task is being learned"
+                if self.in_task
+                else "it has learned nothing yet"
+                if not found
+                else "it has two"
+            )
+            raise RuntimeError(
+                f"{self!r} has no posterior to save: {reason}. Learn a task first; of a pretrained model: "
+                "`with guard.learning(model, None, data, loss_fn): pass`"
+            )
+        ((name, state),) = found.items()
+        task = self._task
+        # Only what was measured in this process is known, and the loss only while the weights are those.
+        there = task is not None and all(
+            torch.equal(task.weights[key].detach(), value.to(task.weights[key]))
+            for key, value in state["mean"].items()
+            if key in task.weights
+        )
+        Posterior(
+            method=name,
+            precision=dict(state["precision"]),
+            mean=dict(state["mean"]) if mean else None,
+            weights_hash=hash_of(state["mean"]),
+            checkpoint=checkpoint,
+            fisher=None if task is None else task.fisher_kinds.get(name),
+            samples=None if task is None else task.samples_measured,
+            loss=task.mean_loss() if task is not None and there else None,
+            tasks=self.tasks_done,
+        ).save(path)
+
+    def load_posterior(self, path: str | os.PathLike[str], model: nn.Module) -> Posterior:
+        """Begin from what somebody has measured of this very model, as if this guard had learned it; returns what was read.
+
+        A file of another method, Fisher kind, model, shape or version is refused by name.
+        """
+        if self.tasks_done or self.in_task:
+            raise RuntimeError("a posterior is loaded before the first task; this guard has learned already")
+        found = Posterior.load(path)
+        term = next((term for term in self.terms if term.name == found.method), None)
+        if term is None:
+            raise ValueError(f"{path} is a posterior of {found.method!r}, and this guard is {self.method!r}")
+        kind = getattr(term, "fisher", "auto")
+        if found.fisher is not None and kind not in ("auto", found.fisher):
+            raise ValueError(
+                f"{path} was measured by the {found.fisher!r} Fisher and this guard has fisher={kind!r}; a strength belongs to "
+                f"a kind, so they are not mixed. Give fisher={found.fisher!r} and a strength for it"
+            )
+        known = found.over(dict(unwrapped(model).named_parameters()), str(path))
+        self._memory.states[term.name] = {"mean": known.mean, "precision": known.precision}
+        self._memory.tasks_done = found.tasks
+        return found
 
     def _begin(self, arguments: BlockArguments, seed: int | None) -> GuardedTask:
         self._stop_lookout()

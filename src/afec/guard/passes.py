@@ -137,6 +137,8 @@ class _Pass:
                 **options,
             )
         whole_batches = loader.batch_sampler  # None where the dataset itself gives batches
+        if self.whole and hasattr(whole_batches, "num_processes"):  # accelerate's: the share of one process
+            whole_batches = getattr(whole_batches, "batch_sampler", whole_batches)
         if whole_batches is not None and type(whole_batches) is not BatchSampler:
             return DataLoader(loader.dataset, batch_sampler=_copied(whole_batches, generator), **options)
         sampler: Any = loader.sampler if whole_batches is None else whole_batches.sampler
@@ -198,6 +200,8 @@ def _copied(sampler: Any, generator: torch.Generator) -> Any:
             vars(twin)[key] = _copied(value, generator)
         elif isinstance(value, _OWN_STATE):
             vars(twin)[key] = copy.deepcopy(value)
+    if isinstance(vars(twin).get("epoch"), int):  # one that shuffles by the number of the user's epoch
+        twin.epoch = generator.initial_seed() % 2**31
     return twin
 
 

@@ -178,6 +178,7 @@ class GuardedTask:
         self.epoch_loss: float | None = None  # of the latest epoch, as `epoch` was told
         self.task_states: dict[str, State] = {}
         self.started = False  # the expansion is over
+        self.fisher_kinds: dict[str, str] = {}  # by the name of the method that measured
         self.samples_measured = 0  # how many samples went through Fisher and importance passes
         self.gave_seed = False  # whether the guard took its seed when this task began
         self.is_open = True  # neither ended nor aborted
@@ -359,6 +360,7 @@ class GuardedTask:
                     "the loss has no known likelihood, so the Fisher is the `empirical` one (true labels). For the true "
                     'Fisher give likelihood="categorical" or "gaussian" to learning(); to choose, fisher="empirical"'
                 )
+        self.fisher_kinds[str(purpose[0]) if purpose else ""] = kind
         size = options.batch_size if kind == "batched" and self.passes.rebatches else None
         if size is not None and self.processes.sharded and self.passes.is_split:
             size = max(1, size // self.processes.count)  # of each process: the gradient is over the batches of all

@@ -143,6 +143,11 @@ class RunDirectory:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the last checkpoint; the one before it stays, in case the new one is damaged later."""
+        self.keep_checkpoint_before()
+        save_tree(self.checkpoint, state)
+
+    def keep_checkpoint_before(self) -> None:
+        """The last checkpoint is about to be replaced: it is the one before it from now on, too."""
         last, before = self.checkpoints
         if last.exists():
             other = before.with_suffix(".link")
@@ -152,7 +157,6 @@ class RunDirectory:
             except (OSError, AttributeError):  # a file system, or a system, without such links
                 shutil.copyfile(last, other)
             other.replace(before)  # at every moment there is a whole one
-        save_tree(last, state)
 
     def load_checkpoint(
         self, use: Callable[[dict[str, Any]], None] | None = None

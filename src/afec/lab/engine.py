@@ -6,54 +6,26 @@ has no influence on the numbers: every draw is seeded by the run's own configura
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from afec.experiments import Progress, StoppedError
-from afec.files import write_text
-from afec.lab.config import RunConfig, differing
+from afec.experiments import Progress
+from afec.lab.config import differing
 from afec.lab.directory import RunDirectory
 from afec.lab.gpus import available_cores, default_workers, shared_gpus
+from afec.lab.job import BUSY, Job, RunWork, keep_failure
 from afec.lab.local_pool import LocalPool
-from afec.lab.lock import BusyError
-from afec.lab.pool import Channel, Pool
-from afec.lab.run import HERE, Place, run
+from afec.lab.pool import Pool
 from afec.lab.tensorboard import Board, check_tensorboard
 
-__all__ = ["Job", "Outcome", "Watcher", "available_cores", "execute", "labelled", "workers_for"]
+__all__ = ["Job", "MakePool", "Outcome", "Watcher", "available_cores", "execute", "labelled", "workers_for"]
 
 TICK = 0.2  # seconds between two looks at the pool's messages
-BUSY, STOPPED = "busy", "stopped"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to do."""
-
-    config: RunConfig
-    seed: int
-    place: Place = HERE
-    difference: str = field(default="", compare=False)
-    """What tells its configuration from others of the same name in the study."""
-
-    @property
-    def label(self) -> str:
-        """Method, variant and what differs in a grid."""
-        return f"{self.config.label}, {self.difference}" if self.difference else self.config.label
-
-    @property
-    def device(self) -> str:
-        """The device that the run asks for, such as `cpu` or `cuda`."""
-        return self.place.device or str(self.config.training.get("device", "cpu"))
-
-    def __str__(self) -> str:
-        return f"{self.config.benchmark}, {self.label}, seed {self.seed}"
+MakePool = Callable[[Sequence[Job], Path], Pool]
+"""What makes a pool for these jobs, whose run directories are under this root."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +80,7 @@ def execute(
     watcher: Watcher | None = None,
     *,
     board: Path | None = None,
-    pool: Pool | None = None,
+    pool: Pool | MakePool | None = None,
 ) -> list[Outcome]:
     """All jobs, in their order. One that fails stops no other; Ctrl-C leaves everything resumable.
 
@@ -118,14 +90,14 @@ def execute(
         workers: how many processes; 0: as `workers_for` says.
         watcher: who wants to see it live.
         board: where to log for TensorBoard.
-        pool: where to run; by default processes of this machine.
+        pool: where to run, or what makes a pool for the jobs that are left; by default processes of this machine.
     """
     if board is not None:
         check_tensorboard()
     outcomes: dict[int, Outcome] = {}
     todo: dict[tuple[str, str, str, int], list[int]] = {}  # a run that is asked for twice is run once
     for index, job in enumerate(jobs):
-        directory = RunDirectory.of(root, job.config, job.seed)
+        directory = job.directory(root)
         if directory.done:
             directory.tidy()
             outcomes[index] = Outcome(job, directory, None, fresh=False)
@@ -137,13 +109,17 @@ def execute(
     alike = {indices[0]: indices for indices in todo.values()}
     # A run that another process holds comes last: two studies in one place share the work, and wait for each other at the end.
     queue = deque((index, False) for index in alike)
-    if pool is None:
+    if not queue:
+        return [outcomes[index] for index in sorted(outcomes)]
+    if callable(pool):
+        pool = pool([jobs[index] for index in alike], root)
+    elif pool is None:
         count = max(1, min(workers or workers_for(jobs), len(queue)))
         pool = LocalPool(count, shared_gpus(job.device for job in jobs))
 
     def end(index: int, error: str | None) -> None:
         for one in alike[index]:
-            directory = RunDirectory.of(root, jobs[one].config, jobs[one].seed)
+            directory = jobs[one].directory(root)
             outcomes[one] = Outcome(jobs[one], directory, error, fresh=True)
             if watcher:
                 watcher.on_outcome(outcomes[one])
@@ -152,14 +128,15 @@ def execute(
         while queue or pool.busy:
             while queue and pool.free:
                 index, patient = queue.popleft()
-                pool.start(index, partial(_work, jobs[index], root, board, patient))
+                pool.start(index, RunWork(jobs[index], root, board, patient))
             for message in pool.poll(TICK):
                 if message.kind == "result" and message.content == BUSY:
                     queue.append((message.index, True))
                 elif message.kind == "result":
                     end(message.index, message.content)
                 elif message.kind == "died":
-                    end(message.index, _failed(jobs[message.index], root, _how_to_go_on(message.content)))
+                    directory = jobs[message.index].directory(root)
+                    end(message.index, keep_failure(directory, _how_to_go_on(message.content)))
                 elif watcher:
                     tell = watcher.on_progress if message.kind == "progress" else watcher.on_wait
                     tell(message.index, jobs[message.index], message.content)
@@ -178,45 +155,9 @@ def _how_to_go_on(reason: str) -> str:
     return f"{reason}; the other runs went on. The same command, or `afec resume`, goes on from its last checkpoint\n"
 
 
-def _failed(job: Job, root: Path, text: str) -> str:
-    with suppress(OSError):  # it may be the directory itself that cannot be written
-        write_text(RunDirectory.of(root, job.config, job.seed).path / "FAILED", text)
-    return text
-
-
 def _log(board: Path | None, directory: RunDirectory) -> None:
     """The log of a run that was done before, unless it is there."""
     if board is not None:
         with Board(board, directory) as log:
             if not log.exists:
                 log.update(directory)
-
-
-def _work(job: Job, root: Path, board: Path | None, patient: bool, channel: Channel) -> str | None:
-    """One run in a worker; the traceback if it failed, or `BUSY` if another process holds it and it is not to be waited for."""
-    begin = partial(
-        run,
-        job.config,
-        job.seed,
-        root,
-        partial(channel.send, "progress"),
-        on_wait=partial(channel.send, "waiting"),
-        stop=channel.stop,
-        patient=patient,
-        place=job.place,
-    )
-    directory = RunDirectory.of(root, job.config, job.seed)
-    try:
-        if board is None:
-            begin()
-            return None
-        with Board(board, directory) as log:
-            begin(on_saved=log.update)
-            log.update(directory)
-    except BusyError:
-        return BUSY
-    except StoppedError:
-        return STOPPED
-    except Exception:
-        return _failed(job, root, traceback.format_exc())
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,7 @@ from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job
 from afec.lab.plain import plain_text
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "estimate", "memory_of"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def estimate(jobs: Sequence[Job], root: Path, workers: int, *, also: Path | None
     known: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for place in (root, also):
         for run in find_runs(place) if place is not None and place.is_dir() else ():
-            if (seconds := _wall(run)) is not None:
+            if (seconds := _cost(run, "wall_seconds")) is not None:
                 for key in _keys(run.config):
                     known[key].append(seconds)
     directories = {RunDirectory.of(root, job.config, job.seed): job for job in jobs}
@@ -71,16 +71,38 @@ def estimate(jobs: Sequence[Job], root: Path, workers: int, *, also: Path | None
     return Estimate(len(directories), len(directories) - len(left), begun, seconds)
 
 
+def memory_of(root: Path) -> Callable[[Job], float | None]:
+    """What says how many megabytes a job may hold: those of the largest finished run of its row, or else of its benchmark."""
+    known: dict[tuple[str, ...], float] = {}
+
+    def read() -> None:
+        for run in find_runs(root) if root.is_dir() else ():
+            if megabytes := _cost(run, "peak_memory_mb"):
+                for key in _keys(run.config):
+                    known[key] = max(known.get(key, 0.0), megabytes)
+
+    looked: list[None] = []
+
+    def found(job: Job) -> float | None:
+        if not looked:
+            looked.append(None)
+            read()
+        return next((known[key] for key in _keys(job.config) if key in known), None)
+
+    return found
+
+
 def _keys(config: RunConfig) -> list[tuple[str, ...]]:
     """From the same row to anything of the benchmark."""
     place = (config.benchmark, config.scale)
     return [(*place, config.label, config.hash), (*place, config.label), place]
 
 
-def _wall(run: RunDirectory) -> float | None:
+def _cost(run: RunDirectory, key: str) -> float | None:
+    """What a finished run says about its cost; None where it cannot be read."""
     try:
         run.config  # noqa: B018
-        seconds = float(json.loads(plain_text(run.path / "DONE"))["wall_seconds"])
+        found = float(json.loads(plain_text(run.path / "DONE"))[key])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, RunError):
         return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    return found if math.isfinite(found) and found >= 0 else None

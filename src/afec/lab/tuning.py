@@ -26,7 +26,7 @@ from afec.experiments import Context, Experiment
 from afec.lab.choice import Choice, Trial, choose, effective_images
 from afec.lab.config import RunConfig, resolve
 from afec.lab.directory import RunDirectory, RunError
-from afec.lab.engine import Job, Outcome, Watcher, execute, labelled
+from afec.lab.engine import Job, MakePool, Outcome, Watcher, execute, labelled
 from afec.lab.plan import check_runnable
 from afec.lab.run import HERE, Place
 from afec.lab.spec import FULL, Benchmark, SpecError, merged
@@ -190,9 +190,17 @@ def trials_of(plan: Plan) -> int:
     return sum(min(plan.trials or whole, whole) for whole in wholes)
 
 
-def tune(plan: Plan, root: Path, workers: int, watcher: Watcher | None = None, *, board: Path | None = None) -> Tuned:
+def tune(
+    plan: Plan,
+    root: Path,
+    workers: int,
+    watcher: Watcher | None = None,
+    *,
+    board: Path | None = None,
+    pool: MakePool | None = None,
+) -> Tuned:
     """Search stage by stage; what is done already is not done again. The arguments are those of `execute`."""
-    run = partial(execute, root=root, workers=workers, watcher=watcher, board=board)
+    run = partial(execute, root=root, workers=workers, watcher=watcher, board=board, pool=pool)
     kept: dict[str, float] = {}
     trials: list[Trial] = []
     for stage in _stages(plan):

@@ -6,6 +6,7 @@ from afec.learner.linear_probe import LinearProbe
 from afec.learner.machine import Machine
 from afec.learner.memo import Memo, training_source
 from afec.learner.records import PHASES, Progress, Stopwatch, TaskRecord
+from afec.learner.units import UnitCount, count_units
 from afec.strategy import Plateau, Schedule
 
 __all__ = [
@@ -28,5 +29,7 @@ __all__ = [
     "StoppedError",
     "Stopwatch",
     "TaskRecord",
+    "UnitCount",
+    "count_units",
     "training_source",
 ]

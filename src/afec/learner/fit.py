@@ -251,8 +251,8 @@ class Fit:
                 on_best()
         if decayed:
             self.optimizer = self.schedule.new_optimizer(self.model, self.plateau.lr)
-        if self.schedule.steps_after(self.epochs):
-            self.plateau.step()
+        if (lr := self.schedule.lr_after(self.epochs, self.plateau.lr)) != self.plateau.lr:
+            self.plateau.lr = lr
             for group in self.optimizer.param_groups:
                 group["lr"] = self.plateau.lr
 

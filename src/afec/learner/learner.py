@@ -20,7 +20,7 @@ from afec.learner.records import Progress, TaskRecord, telling
 from afec.learner.task_run import TaskRun
 from afec.learner.tasks import BatchLoss, in_chunks
 from afec.naming import unknown
-from afec.nets import MultiHead, Readout
+from afec.nets import Readout, SingleHead
 from afec.randomness import forked, seed_from
 from afec.strategy import Plain, ScenarioWarning, Schedule, Strategy, as_strategy
 from afec.streams import Split, Task
@@ -51,7 +51,8 @@ class Learner:
 
     Args:
         net: a readout (`MultiHead`, or `SingleHead` for the scenario `class`), or a backbone with the attribute
-            `out_features`, which becomes a `MultiHead`. Outputs are added as tasks come.
+            `out_features`, which becomes a `MultiHead`, or for a replay strategy a `SingleHead`. Outputs are added as
+            tasks come.
         method: a guard or a strategy; None is fine-tuning. AFEC needs no `epochs`: θ_e is trained by the same schedule.
         schedule: how each task is trained.
         seed: what batches, output layers and everything else that is drawn here come from.
@@ -61,6 +62,8 @@ class Learner:
         stop: looked at after every epoch, after `on_progress`. Where it says so, `learn` raises `StoppedError`; the learner
             is then in the middle of the task, and `learn` of the same task goes on, bit for bit.
         memo: where outcomes of trainings that no method touches are kept and found.
+        counts_units: whether dead and saturated units are counted at the end of each task (`TaskRecord.units`), by a forward
+            pass over its training data.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Learner:
         on_progress: Callable[[Progress], None] | None = None,
         stop: Stop | None = None,
         memo: Memo | None = None,
+        counts_units: bool = False,
     ) -> None:
         for name, value, kinds in (
             ("method", method, (Guard, Strategy)),
@@ -83,13 +87,16 @@ class Learner:
         ):
             if value is not None and not isinstance(value, kinds):
                 raise TypeError(f"Learner's {name} must be a {' or a '.join(k.__name__ for k in kinds)}; got {value!r}")
-        self.net, self.machine = net if isinstance(net, Readout) else MultiHead(net), machine or Machine()
-        self.machine.placed(self.net)
         self.strategy, self.schedule = as_strategy(method), schedule or Schedule()
+        self.net, self.machine = net if isinstance(net, Readout) else self.strategy.readout(net), machine or Machine()
+        self.machine.placed(self.net)
         self.strategy.check(self.net)
+        if isinstance(self.net, SingleHead):
+            self.net.guards_rows = self.strategy.guards_rows
         if advice := self.strategy.advice(self.net):
             warnings.warn(f"{self.strategy.method}: {advice}", ScenarioWarning, stacklevel=2)
         self.seed, self.progress, self.on_progress, self.stop, self.memo = seed, progress, on_progress, stop, memo
+        self.counts_units = counts_units
         self.tasks_learned: list[str] = []
         """The names of the tasks so far."""
         self._losses: list[str] = []  # the kind of loss of each

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from afec.learner.fit import Epoch, OnEpoch
+from afec.learner.units import UnitCount
 from afec.progress import progress_bar
 
 __all__ = ["PHASES", "Cost", "Progress", "Stopwatch", "TaskRecord", "telling"]
@@ -56,6 +57,11 @@ class TaskRecord:
     recalled: dict[str, dict[str, str]] = field(default_factory=dict)
     """The trainings, by phase, that a memo has spared: key, digest of the source, and who made it. They took no time here, and
     `epochs` and `samples` count them all the same."""
+    units: list[UnitCount] = field(default_factory=list)
+    """Dead and saturated units of each hidden layer at the end of the training, before the method looks at the weights: where a
+    learner counts them, and the layers of the net form a chain. This pass is not in `samples`."""
+    no_units: str = ""
+    """Why units were not counted, where they should have been."""
 
 
 @dataclass

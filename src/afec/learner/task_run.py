@@ -27,8 +27,9 @@ from afec.learner.tasks import (
     outputs_of,
     stored,
 )
+from afec.learner.units import UnitCount, count_units
 from afec.methods import AFEC
-from afec.nets import Readout
+from afec.nets import NoChainError, Readout
 from afec.randomness import seed_from
 from afec.strategy import Schedule, Strategy, TaskContext, Training
 from afec.streams import Split, Task
@@ -51,6 +52,7 @@ class Owner(Protocol):
     progress: bool | None
     on_progress: Callable[[Progress], None] | None
     stop: Stop | None
+    counts_units: bool
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in the middle of a task too."""
@@ -86,6 +88,8 @@ class TaskRun:
         self.joint_loss: LossFn | None = partial(mixture_loss, losses) if len(tasks) > 1 else None
         self.task_state: dict[str, Any] = {} if unfinished is None else dict(unfinished["task_state"])
         self.cost, self.watch = Cost(), Stopwatch()
+        self.units: list[UnitCount] = []
+        self.no_units = ""
         self.running: tuple[str, Fit] | None = None  # the phase, and its training
         self.guarded: GuardedTask | None = None
         self.entry: dict[str, Tensor] | None = None  # the weights on entry of the guard's block, while θ_e is trained
@@ -97,16 +101,30 @@ class TaskRun:
         with self.watch.phase("fisher"):
             for training in self.strategy.trainings(context):
                 fit = self._new_fit(training)
-                with self._guard_block(training, fit), self.watch.phase(training.name):
-                    self._train(fit, training)
+                with self._guard_block(training, fit):
+                    with self.watch.phase(training.name):
+                        self._train(fit, training)
+                    if self.learner.counts_units and training.model is self.net:
+                        self._count_units()
                 self.cost.add(training.name, fit.epochs, fit.train.size)
                 best = fit.best_epoch
         self.strategy.state = context.state
         total, alone = self.cost.epochs.total(), sum(self.cost.epochs[phase] for phase in ALONE)
         seconds, cpu_seconds = dict(self.watch.wall), dict(self.watch.cpu)
         return TaskRecord(
-            self.task.name, total - alone, best, alone, self.cost.samples, seconds, cpu_seconds, self.cost.recalled
-        )
+            self.task.name, total - alone, best, alone, self.cost.samples, seconds, cpu_seconds, self.cost.recalled,
+            self.units, self.no_units,
+        )  # fmt: skip
+
+    def _count_units(self) -> None:
+        """Before the guard's block ends: what the training has left, and no method has changed yet."""
+        with self.watch.phase("units"):
+            try:
+                if self.joint_loss is not None:
+                    raise NoChainError("tasks that are learned at once have no single output layer")
+                self.units = count_units(self.net, self.loss, self.train[-1], self.seed("units"))
+            except NoChainError as error:
+                self.no_units = str(error).partition(";")[0]  # what to do about it is said for methods
 
     def state_dict(self) -> dict[str, Any] | None:
         """Where it is, after any epoch; what belongs to the net and to the method is not here."""

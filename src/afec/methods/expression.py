@@ -8,8 +8,14 @@ from typing import Any
 from afec.guard import Guard, OptionFields, Term
 from afec.methods.afec import AFEC
 from afec.methods.ags_cl import AGSCL
+from afec.methods.derpp import DERPP
+from afec.methods.er import ER
 from afec.methods.ewc import EWC
+from afec.methods.icarl import ICaRL
+from afec.methods.lucir import LUCIR
+from afec.methods.lwf import LwF
 from afec.methods.mas import MAS
+from afec.methods.podnet import PODNet
 from afec.methods.prior import Prior
 from afec.methods.progress_compress import ProgressCompress
 from afec.methods.recycle import Recycle
@@ -48,6 +54,14 @@ METHODS = Registry(
             ProgressCompress,
             "a column learns the task, the net learns from it under EWC (strategy)",
         ),
+        Record("er", ER, "experience replay: new images and exemplars of old classes alike (replay)"),
+        Record(
+            "lwf", LwF, "learning without forgetting: on new images the old outputs are kept up; no memory (strategy)"
+        ),
+        Record("derpp", DERPP, "dark experience replay: exemplars with the outputs of their time (replay)"),
+        Record("icarl", ICaRL, "exemplars, distillation of the old net, the class of the nearest mean (replay)"),
+        Record("lucir", LUCIR, "exemplars, a cosine classifier, features that keep their direction, margins (replay)"),
+        Record("podnet", PODNet, "exemplars, proxies, pooled feature maps that stay as they were (replay)"),
     ),
     base=(Term, Strategy),
 )

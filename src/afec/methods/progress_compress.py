@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from afec.guard import FisherFields, option
+from afec.methods.distillation import softened_divergence
 from afec.methods.ewc import EWC
 from afec.nets import Chain, MultiHead
 from afec.nets.column import Column
@@ -46,8 +46,7 @@ class Distillation:
         outputs, targets = self.loss.outputs(model, batch), batch[1]
         if self.loss.kind != "cross_entropy":
             return self.loss.between(outputs, targets)
-        ours, theirs = (F.log_softmax(logits / self.temperature, dim=1) for logits in (outputs, targets))
-        return self.temperature**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+        return softened_divergence(outputs, targets, self.temperature)
 
 
 @final

@@ -7,7 +7,8 @@ scenario `class`: one classifier for all classes so far, which grows with the cl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -19,7 +20,7 @@ from afec.nets.norm import task_norms
 
 __all__ = ["ClassifierKind", "MultiHead", "Readout", "SingleHead"]
 
-ClassifierKind = Literal["linear", "cosine"]
+ClassifierKind = Literal["linear", "cosine", "proxies"]
 
 
 class Readout(nn.Module, ABC):
@@ -88,7 +89,7 @@ class Readout(nn.Module, ABC):
         """What kind of readout it is; states of one kind do not fit another."""
         return type(self).__name__
 
-    def _new_layer(self, layer: type[nn.Module], size: int) -> nn.Module:
+    def _new_layer(self, layer: Callable[..., nn.Module], size: int) -> nn.Module:
         """An output layer where the backbone is and in its precision; one without weights gets PyTorch's defaults."""
         if size < 1:
             raise ValueError(f"a task needs at least 1 output; got {size}")
@@ -171,27 +172,39 @@ class SingleHead(Readout):
 
     Args:
         backbone, features, zero: as in `Readout`; the backbone has no statistics per task, as the task is not known.
-        kind: `linear`, or `cosine`: the cosine between features and a row, times one scale that is learned.
+        kind: `linear`; `cosine`: the cosine between features and a row, times one scale that is learned; or `proxies`: several
+            rows a class, whose cosines count by their softmax, times such a scale.
+        proxies: how many rows a class has of the kind `proxies`.
     """
 
     scenario = "class"
+    guards_rows = True
+    """Whether a guard guards the classifier too; a strategy that trains its rows on old examples says no."""
 
     def __init__(
-        self, backbone: nn.Module, kind: ClassifierKind = "linear", features: int | None = None, *, zero: bool = False
+        self,
+        backbone: nn.Module,
+        kind: ClassifierKind = "linear",
+        features: int | None = None,
+        *,
+        zero: bool = False,
+        proxies: int = 10,
     ) -> None:
         super().__init__(backbone, features, zero=zero)
         if kind not in get_args(ClassifierKind):
             raise ValueError(f"SingleHead: {unknown('kind of classifier', str(kind), get_args(ClassifierKind))}")
-        if kind == "cosine" and zero:
-            raise ValueError("SingleHead: rows of zeros have no direction, so kind='cosine' cannot start at zero")
+        if kind != "linear" and zero:
+            raise ValueError(f"SingleHead: rows of zeros have no direction, so kind={kind!r} cannot start at zero")
+        if not isinstance(proxies, int) or proxies < 1:
+            raise ValueError(f"SingleHead: proxies must be an integer of at least 1; got {proxies!r}")
         if any(task_norms(backbone)):
             raise ValueError(
                 "SingleHead: the backbone has batch-norm statistics for each task, and in the scenario 'class' the task is "
                 "not known; use batch_norm='shared'"
             )
-        self.kind = kind
+        self.kind, self.proxies = kind, proxies
         self.blocks = nn.ModuleList()
-        if kind == "cosine":
+        if kind != "linear":
             self.scale = nn.Parameter(torch.ones(()))
 
     @property
@@ -207,7 +220,7 @@ class SingleHead(Readout):
                 "'class' no class comes twice. Give each task the numbers of its classes in the whole stream: "
                 "Task(…, classes=(2, 3))"
             )
-        self.blocks.append(self._new_layer(_CosineRows if self.kind == "cosine" else nn.Linear, len(classes)))
+        self.blocks.append(self._new_layer(self._layer, len(classes)))
         self.task_classes.append(tuple(classes))
         return len(self.blocks) - 1
 
@@ -215,9 +228,19 @@ class SingleHead(Readout):
         """An output for each class so far, whatever `task` is."""
         if not self.task_classes:
             raise IndexError("this net has no classes yet: begin_task(classes) adds some")
-        features = self.features(x)
-        outputs = torch.cat([block(features) for block in self.blocks], dim=1)
-        return self.scale * outputs if self.kind == "cosine" else outputs
+        return self.classify(self.features(x))
+
+    def classify(self, features: Tensor, *, frozen: int = 0, scaled: bool = True) -> Tensor:
+        """The outputs for features that are there already.
+
+        Args:
+            features: of the inputs.
+            frozen: the rows of the first so many tasks get no gradient.
+            scaled: False gives the similarities alone, without the learned scale of `cosine` and `proxies`.
+        """
+        parts = [_frozen(block, features) for block in self.blocks[:frozen]]
+        outputs = torch.cat([*parts, *(block(features) for block in self.blocks[frozen:])], dim=1)
+        return self.scale * outputs if scaled and self.kind != "linear" else outputs
 
     def features(self, x: Tensor, task: int = 0) -> Tensor:
         """The features of the inputs `x`, whatever `task` is."""
@@ -225,8 +248,8 @@ class SingleHead(Readout):
         return features
 
     def guarded_parameters(self) -> Iterator[nn.Parameter]:
-        """All weights: the rows of the newest classes are shared from the next task on."""
-        return self.parameters()
+        """All weights: the rows of the newest classes are shared from the next task on. Or the backbone's alone."""
+        return self.parameters() if self.guards_rows else self.backbone.parameters()
 
     def output_targets(self, task: int, targets: Tensor) -> Tensor:
         """The place of each class among all classes so far."""
@@ -249,6 +272,19 @@ class SingleHead(Readout):
         """Say in `repr` what the blocks do not show."""
         return f"kind={self.kind!r}"
 
+    @property
+    def _layer(self) -> Callable[..., nn.Module]:
+        kinds: dict[str, Callable[..., nn.Module]]
+        kinds = {"linear": nn.Linear, "cosine": _CosineRows, "proxies": partial(_Proxies, count=self.proxies)}
+        return kinds[self.kind]
+
+
+def _frozen(block: nn.Module, features: Tensor) -> Tensor:
+    """What a block makes of features, with weights that get no gradient."""
+    weights = {name: weight.detach() for name, weight in block.named_parameters()}
+    outputs: Tensor = torch.func.functional_call(block, weights, (features,))
+    return outputs
+
 
 class _CosineRows(nn.Module):
     """The cosine between features and each row."""
@@ -260,3 +296,16 @@ class _CosineRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))
+
+
+class _Proxies(nn.Module):
+    """Several rows a class: their cosines with the features, each counted by its share of the softmax over them."""
+
+    def __init__(self, features: int, size: int, count: int, **where: object) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, count, features, **where))  # type: ignore[call-overload]
+        nn.init.kaiming_uniform_(self.weight.view(size * count, features), a=5**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cosines = torch.einsum("bf,ckf->bck", F.normalize(x, dim=1), F.normalize(self.weight, dim=2))
+        return (cosines.softmax(dim=2) * cosines).sum(dim=2)

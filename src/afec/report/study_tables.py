@@ -1,4 +1,4 @@
-"""The tables of a study: results, the average after k tasks, and AFEC's gain. Every seed as CSV."""
+"""The tables of a study: results, the average after k tasks, AFEC's gain and dead units. Every seed as CSV."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from afec.report.reading import Runs, mean
 from afec.report.rows import Row, ordered, problems, rows_of
 from afec.report.statistics import mean_and_std, number
 from afec.report.table import UNKNOWN, Cell, Column, Table, print_table
+from afec.report.unit_table import unit_table
 
 __all__ = ["after_tasks", "differences", "metrics_of", "print_tables", "results", "score_cell", "tables_of", "to_csv"]
 
@@ -63,15 +64,18 @@ def metrics_of(row: Row) -> dict[str, Column]:
 def tables_of(rows: Sequence[Row], mark: str = "") -> list[Table]:
     """The tables of rows that can be compared, without those that have nothing to say."""
     rows = ordered([row for row in rows if row.metrics])
-    found = (results(rows, mark), after_tasks(rows, mark), differences(rows)) if rows else ()
+    if not rows:
+        return []
+    found = (results(rows, mark), after_tasks(rows, mark), differences(rows), unit_table(rows, _where(rows[0], mark)))
     return [table for table in found if table is not None]
 
 
 def print_tables(console: Console, runs: Runs) -> None:
-    """All tables of these runs; other tasks or another net are another table."""
+    """The tables of these runs that fit a terminal; other tasks or another net are another table."""
     for mark, group in problems(rows_of(runs)):
         for table in tables_of(group, mark):
-            print_table(console, table)
+            if table.key != "units":  # a line for each layer of each row: for a file and the page
+                print_table(console, table)
 
 
 def results(rows: Sequence[Row], mark: str = "") -> Table:

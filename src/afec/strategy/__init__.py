@@ -2,9 +2,12 @@
 
 from afec.strategy.base import Plain, ScenarioWarning, Strategy, as_strategy
 from afec.strategy.context import TaskContext, TaskLoss, Training
+from afec.strategy.exemplars import Exemplars, MemoryPolicy, herding
 from afec.strategy.schedule import Plateau, Schedule, Select
 
 __all__ = [
+    "Exemplars",
+    "MemoryPolicy",
     "Plain",
     "Plateau",
     "ScenarioWarning",
@@ -15,4 +18,5 @@ __all__ = [
     "TaskLoss",
     "Training",
     "as_strategy",
+    "herding",
 ]

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, Self
 
 from torch import Tensor, nn
 
 from afec.guard import Guard, State
-from afec.nets import Chain, Readout
-from afec.strategy.context import TaskContext, TaskLoss, Training
+from afec.nets import Chain, ClassifierKind, MultiHead, Readout, SingleHead
+from afec.strategy.context import Learnable, TaskContext, TaskLoss, Training
 
 __all__ = ["Plain", "ScenarioWarning", "Strategy", "as_strategy"]
 
@@ -42,7 +42,10 @@ class Strategy(ABC):
     rank: ClassVar[int] = -1  # before every guard in the name of a sum
     needs_chain: ClassVar[bool] = False  # whether it looks at layers and nodes, and so needs a backbone that is a chain
     needs_heads: ClassVar[bool] = False  # whether each task must have outputs of its own: the scenario `task` only
+    needs_classes: ClassVar[bool] = False  # whether one classifier must tell all classes: the scenario `class` only
     keeps_examples: ClassVar[bool] = False  # whether examples of old classes are trained on again
+    classifier: ClassVar[ClassifierKind] = "linear"  # the one that the method is defined with, in the scenario `class`
+    guards_rows: ClassVar[bool] = True  # whether a guard guards the classifier of the scenario `class` too
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.own = self.guard = guard
@@ -71,8 +74,29 @@ class Strategy(ABC):
                 f"{self.method} needs outputs of its own for each task, so it knows the scenario 'task' only; the net is a "
                 f"{type(net).__name__}, for the scenario '{net.scenario}'. Use MultiHead, or ewc, finetune, joint"
             )
+        if self.needs_classes:
+            self._check_classifier(net)
         if self.needs_chain:
             Chain(net.backbone)
+
+    def _check_classifier(self, net: Readout) -> None:
+        if not isinstance(net, SingleHead):
+            raise ValueError(
+                f"{self.method} trains one classifier of all classes, so it knows the scenario 'class' only; the net is a "
+                f"{type(net).__name__}, for the scenario '{net.scenario}'. Set stream.scenario=class, or use SingleHead"
+            )
+        if net.kind != self.classifier and self.classifier != "linear":
+            raise ValueError(
+                f"{self.method} is defined with a classifier of the kind '{self.classifier}'; the net has '{net.kind}'. Set "
+                f"net.classifier=method, or use SingleHead(backbone, {self.classifier!r})"
+            )
+
+    def check_tasks(self, tasks: Sequence[Learnable]) -> None:  # noqa: B027 - most learn any
+        """Raise a ValueError for tasks that this method cannot learn, before the first is begun."""
+
+    def readout(self, backbone: nn.Module) -> Readout:
+        """The readout that the method is used with, where nothing else is said."""
+        return SingleHead(backbone, self.classifier) if self.needs_classes else MultiHead(backbone)
 
     def advice(self, net: Readout) -> str:
         """Why this method does not work well with this net and what to use instead; empty where it does."""

@@ -12,7 +12,7 @@ from afec.guard import State
 from afec.nets import Readout
 from afec.strategy.schedule import Schedule
 
-__all__ = ["AfterHook", "Predict", "Samples", "TaskContext", "TaskLoss", "Training"]
+__all__ = ["AfterHook", "Learnable", "Predict", "Samples", "TaskContext", "TaskLoss", "Training"]
 
 AfterHook = Callable[[float], None]
 """Called with the learning rate; may write to the weights of the model that is trained."""
@@ -32,6 +32,25 @@ class Samples(Protocol):
         ...
 
 
+class Learnable(Protocol):
+    """A task, as far as a method looks at it before it is learned."""
+
+    @property
+    def name(self) -> str:
+        """What the task is called."""
+        ...
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The numbers of its classes in the whole stream."""
+        ...
+
+    @property
+    def train(self) -> Samples:
+        """What it is learned from; classes are numbered from 0 inside it."""
+        ...
+
+
 class TaskLoss(Protocol):
     """The mean loss of a batch (inputs, targets): of a model's outputs, and of the targets."""
 
@@ -42,6 +61,10 @@ class TaskLoss(Protocol):
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch."""
+        ...
+
+    def inputs(self, model: nn.Module, batch: Any) -> Tensor:
+        """The inputs of a batch as a net takes them; augmented where the model is in training mode."""
         ...
 
     def outputs(self, model: nn.Module, batch: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -33,9 +33,10 @@ class Schedule:
     """The end in any case."""
     patience: int | None = 10
     """Epochs without a better validation loss before the learning rate falls. None: it never falls."""
-    lr_steps: tuple[float, ...] = ()
+    lr_steps: tuple[float, ...] | Literal["cosine"] = ()
     """After these parts of `max_epochs` the learning rate falls as well, whatever the loss; the optimiser goes on with it. The
-    paper's code for large images: `max_epochs=40, lr_steps=(0.75,), decay=10`, from the 31st epoch on."""
+    paper's code for large images: `max_epochs=40, lr_steps=(0.75,), decay=10`, from the 31st epoch on. `cosine`: it
+    falls after every epoch, along half a cosine from `lr` to 0 at `max_epochs`; with `patience=None` and `lr_min=0`."""
     decay: float = 3.0
     """What the learning rate is divided by."""
     lr_min: float = 1e-5
@@ -62,7 +63,13 @@ class Schedule:
                 "Schedule needs 0 <= momentum < 1 and weight_decay >= 0; "
                 f"got momentum={self.momentum}, weight_decay={self.weight_decay}"
             )
-        if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(0 < part < 1 for part in self.lr_steps):
+        if self.lr_steps == "cosine":
+            if self.patience is not None or self.lr_min > 0:
+                raise ValueError(
+                    "Schedule's lr_steps='cosine' is the whole course of the rate, so it goes with patience=None ('off' "
+                    f"in a benchmark) and lr_min=0; got patience={self.patience}, lr_min={self.lr_min}"
+                )
+        elif list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(0 < part < 1 for part in self.lr_steps):
             raise ValueError(
                 "Schedule's lr_steps are parts of max_epochs, each above 0 and below 1, in order, such as (0.5, 0.75); "
                 f"got {self.lr_steps}"
@@ -72,9 +79,16 @@ class Schedule:
         if self.select not in ("penalised", "old-penalised", "loss"):
             raise ValueError(f"Schedule's select must be 'penalised', 'old-penalised' or 'loss'; got {self.select!r}")
 
-    def steps_after(self, epochs: int) -> bool:
-        """Whether the learning rate falls after so many epochs, whatever the loss."""
-        return epochs in [round(part * self.max_epochs) for part in self.lr_steps]
+    def lr_after(self, epochs: int, lr: float) -> float:
+        """The learning rate after so many epochs, whatever the loss; so far it is `lr`."""
+        if self.lr_steps == "cosine":
+            return 0.5 * self.lr * (1 + math.cos(math.pi * epochs / self.max_epochs))
+        return lr / self.decay if epochs in [round(part * self.max_epochs) for part in self.lr_steps] else lr
+
+    def constant(self, epochs: int, part: float) -> Schedule:
+        """The same with so many epochs at one learning rate, a part of the first one's, and the last weights."""
+        lr = part * self.lr
+        return replace(self, max_epochs=epochs, lr=lr, lr_steps=(), patience=None, lr_min=0, best_weights=False)
 
     def check_without_validation(self) -> None:
         """Raise where this cannot be done without validation data."""
@@ -116,10 +130,6 @@ class Plateau:
         # The best loss is not forgotten and the weights are not rolled back: only the step gets smaller.
         self.lr, self.left = self.lr / self.schedule.decay, self.schedule.patience
         return False, True
-
-    def step(self) -> None:
-        """The learning rate falls, whatever the loss."""
-        self.lr /= self.schedule.decay
 
     @property
     def ended(self) -> bool:

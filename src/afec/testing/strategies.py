@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from afec.files import load_tree, save_tree
 from afec.guard import Guard
 from afec.learner import Learner, Progress, Schedule
 from afec.methods import AFEC
-from afec.nets import MultiHead
+from afec.nets import MultiHead, Readout
 from afec.randomness import forked
 from afec.strategy import Strategy
 from afec.streams import Split, Task
@@ -49,6 +49,9 @@ class StrategyMethod:
     ) -> Learner:
         """A small net and a quick schedule, the same every time."""
         with forked(1):
+            if isinstance(method, Strategy) and method.needs_classes:
+                readout: Readout = method.readout(_Body())
+                return Learner(readout, method, schedule=SCHEDULE, seed=3, progress=False, on_progress=on_progress)
             body = nn.Sequential(
                 nn.Linear(FEATURES, UNITS),
                 nn.BatchNorm1d(UNITS),
@@ -68,6 +71,29 @@ class StrategyMethod:
         return dict(getattr(self.strategy(), "exempt_contracts", {}))
 
 
+class _Body(nn.Module):
+    """A small net with feature maps."""
+
+    out_features = UNITS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Linear(FEATURES, UNITS), nn.BatchNorm1d(UNITS), nn.ReLU(), nn.Unflatten(1, (2, 2, 2))
+        )
+        self.second = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(UNITS, UNITS), nn.ReLU())
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        return [self.first(x)]
+
+    def after_maps(self, last: Tensor) -> Tensor:
+        features: Tensor = self.second(last)
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after_maps(self.maps(x)[-1])
+
+
 def tasks() -> list[Task]:
     """Three small classifications, each by a random linear teacher."""
     found = []
@@ -76,7 +102,8 @@ def tasks() -> list[Task]:
         teacher = torch.randn(FEATURES, CLASSES, generator=generator)
         inputs = (torch.randn(SAMPLES, FEATURES, generator=generator) for _ in range(3))
         train, validation, test = (Split(x, (x @ teacher).argmax(1)) for x in inputs)
-        found.append(Task(f"task {number + 1}", train, validation, test, CLASSES, "cross_entropy"))
+        classes = tuple(range(CLASSES * number, CLASSES * (number + 1)))
+        found.append(Task(f"task {number + 1}", train, validation, test, CLASSES, "cross_entropy", classes=classes))
     return found
 
 

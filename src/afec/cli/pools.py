@@ -1,0 +1,81 @@
+"""Where runs are executed, as the command line says it: processes of this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from afec.lab import Place
+    from afec.lab.engine import MakePool
+
+__all__ = ["Address", "Cpus", "Gpus", "PoolName", "Ship", "opened", "place_of"]
+
+PoolName = Annotated[str, typer.Option("--pool", help="Where to run: local (processes of this machine) or ray.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a running Ray cluster, or auto; without it one is started on this machine and stopped again."
+    ),
+]
+Cpus = Annotated[
+    float | None, typer.Option(min=0, help="Of --pool ray: CPUs that a run reserves, 1 by default; it uses one thread.")
+]
+Gpus = Annotated[
+    float | None, typer.Option(min=0, help="Of --pool ray: GPUs that a run reserves; 1 by default with --device cuda.")
+]
+Ship = Annotated[
+    bool | None,
+    typer.Option(
+        "--ship/--no-ship",
+        help="Of --pool ray: send run directories home from the nodes; by default where a node does not see RUNS.",
+        show_default=False,
+    ),
+]
+
+
+def place_of(pool: str, data: Path | None, device: str | None = None) -> Place:
+    """Device and data directory; on a cluster each node has a data directory of its own, unless one is given."""
+    from afec.data.root import data_root
+    from afec.lab import Place
+
+    if pool == "ray":
+        return Place(device, None if data is None else data.expanduser().absolute())
+    return Place(device, data_root(data).absolute())
+
+
+@contextmanager
+def opened(
+    pool: str,
+    address: str | None,
+    cpus: float | None,
+    gpus: float | None,
+    ship: bool | None,
+    workers: int,
+    runs: Path,
+    device: str | None = None,
+) -> Iterator[MakePool | None]:
+    """What makes the pools of a command; None is processes of this machine. A cluster is left, or stopped, at the end."""
+    from afec.lab import SpecError
+    from afec.naming import unknown
+
+    if pool not in ("local", "ray"):
+        raise SpecError(f"--pool {pool}: {unknown('pool', pool, ['local', 'ray'])}")
+    if pool == "local":
+        given = {"--address": address, "--cpus": cpus, "--gpus": gpus, "--ship": ship}
+        for option, value in given.items():
+            if value is not None:
+                raise SpecError(f"{option} is for a cluster; give --pool ray with it, or leave it out")
+        yield None
+        return
+    from afec.lab.estimate import memory_of
+    from afec.lab.ray_pool import RayCluster, Resources
+
+    needs_gpu = device is not None and device.startswith("cuda")
+    resources = Resources(1.0 if cpus is None else cpus, float(needs_gpu) if gpus is None else gpus, memory_of(runs))
+    with RayCluster(address, workers, resources, ship=ship) as cluster:
+        yield cluster

@@ -1,0 +1,28 @@
+"""`--pool` and what belongs to it, as it is typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from afec.cli import main
+from afec.cli.pools import place_of
+
+
+@pytest.mark.parametrize("option", [["--address", "auto"], ["--cpus", "2"], ["--gpus", "1"], ["--ship"]])
+def test_options_of_a_cluster_without_one_are_refused(option, capsys, tmp_path):
+    assert main(["run", "digits", "--runs", str(tmp_path), *option]) == 2
+    assert f"{option[0]} is for a cluster; give --pool ray with it" in capsys.readouterr().err
+
+
+def test_an_unknown_pool_is_answered_with_those_that_there_are(capsys, tmp_path):
+    assert main(["run", "digits", "--runs", str(tmp_path), "--pool", "rai"]) == 2
+    assert "did you mean 'ray'" in capsys.readouterr().err
+
+
+def test_each_node_has_data_of_its_own_unless_they_are_given_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("AFEC_DATA", str(tmp_path))
+    assert place_of("local", None).data == tmp_path
+    assert place_of("ray", None).data is None
+    assert place_of("ray", Path("data")).data == Path.cwd() / "data"
