@@ -288,7 +288,7 @@ class Guard(ABC):
 
     def _drop_task(self) -> None:
         """What it knew of the present task is of no use now, and as large as the weights."""
-        self._task = None
+        self._task = None if self._task is None else self._task.without_state()
 
     def _task_of(self, arguments: BlockArguments, memory: Memory) -> GuardedTask:
         return GuardedTask(repr(self), self.terms, self.params, memory, arguments)

@@ -6,6 +6,7 @@ states that it is given: they may have been saved. So leaving a task by an excep
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import warnings
@@ -605,6 +606,13 @@ class GuardedTask:
         derived = Derived.of([quadratic for term in self.terms for quadratic in self._quadratics(term)])
         numbers = sum(center.numel() for center in derived.center.values())
         self._puller.set(derived if numbers > KEPT_UP_TO else derived.kept())
+
+    def without_state(self) -> GuardedTask:
+        """A copy of a task that is over, for what it can still be asked (its data, its loss), without its tensors."""
+        light = copy.copy(self)
+        light.task_states, light.alone, light.when_closed = {}, None, None
+        light._puller = Puller(self.model, {})
+        return light
 
     def _close(self) -> None:
         self._puller.detach()
