@@ -47,7 +47,7 @@ docs: .venv/dev
 	touch $@
 
 .venv/dev: .venv/core
-	$(INSTALL) -e ".[trainers,dev]"
+	$(INSTALL) -e ".[trainers,rl,dev]"
 	touch $@
 
 clean:

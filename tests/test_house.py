@@ -19,6 +19,7 @@ ROOMS = [
     "naming",
     "randomness",
     "progress",
+    "parallel",
     "gaussian",
     "posterior",
     "fisher",
@@ -30,6 +31,7 @@ ROOMS = [
     "streams",
     "learner",
     "metrics",
+    "rl",
     "testing",
     "experiments",
     "lab",
@@ -37,7 +39,7 @@ ROOMS = [
     "integrations",
     "cli",
 ]
-LAB_IMPORTS = {"files", "naming", "randomness", "data.root", "metrics", "experiments", "lab"}
+LAB_IMPORTS = {"files", "naming", "randomness", "parallel", "data.root", "metrics", "experiments", "lab"}
 """All that lab may know of the house: what is run is behind `experiments`."""
 
 

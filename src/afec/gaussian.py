@@ -126,6 +126,19 @@ class Quadratic:
                 terms.append((self.slope[name] * away).sum())
         return _total(terms) + self.constant.to(terms[0] if terms else self.constant)
 
+    def mode(self, weights: Weights) -> dict[str, Tensor]:
+        """Where `penalty` is lowest, the mode of the product of the Gaussians: Σ λᵢFᵢmᵢ / Σ λᵢFᵢ.
+
+        A weight that nothing pulls (D = 0) stays as it is in `weights`.
+        """
+        found = {}
+        for name, curvature in self.curvature.items():
+            center, held = self.center[name], curvature > 0
+            if name in self.slope:
+                center = center - self.slope[name] / torch.where(held, curvature, torch.ones_like(curvature))
+            found[name] = torch.where(held, center, weights[name].to(center))
+        return found
+
 
 class Part(NamedTuple):
     """One weighted Gaussian's part in one weight."""
@@ -195,6 +208,10 @@ class Derived:
             constants += [(number, place, constant) for number, constant in apart]
         constant = _constant(constants)
         return _total(terms) + constant.to(terms[0] if terms else constant)
+
+    def mode(self, weights: Weights) -> dict[str, Tensor]:
+        """Where `penalty` is lowest, as `Quadratic.mode` has it."""
+        return self.kept().mode(weights)
 
     def kept(self) -> Quadratic:
         """The same with D and c kept."""

@@ -22,6 +22,9 @@ CHAINS = {
     "vgg11": ({"width": 2}, (3, 32)),
     "vgg11bn": ({"width": 2}, (3, 32)),
     "alexnet": ({"hidden": 8, "pool": 1}, (3, 64)),
+    "mlp": ({"inputs": 64, "hidden": 8}, (1, 8)),
+    "minatar": ({"maps": 4, "hidden": 8}, (10, 10)),
+    "atari": ({"width": 0.05, "hidden": 8}, (4, 84)),
 }
 STRATEGIES = {
     "ags-cl": lambda: afec.AGSCL(100.0, mu=1),

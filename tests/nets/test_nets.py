@@ -132,9 +132,14 @@ SHAPES = {
     "vgg11": (3, 32, 32),
     "vgg11bn": (3, 32, 32),
     "resnet10": (3, 32, 32),
+    "resnet32": (3, 32, 32),
+    "resnet18": (3, 224, 224),
     "cnn6": (3, 32, 32),
     "omniglot": (1, 28, 28),
     "alexnet": (3, 224, 224),
+    "mlp": (6,),
+    "minatar": (10, 10, 10),
+    "atari": (4, 84, 84),
 }
 ALL = ", ".join(sorted(SHAPES))
 
@@ -142,7 +147,7 @@ ALL = ", ".join(sorted(SHAPES))
 @pytest.mark.parametrize(("name", "shape"), SHAPES.items())
 def test_named_backbones_say_their_own_width(name, shape):
     with torch.device("meta"):  # AlexNet has 57 million weights, and only the shapes are asked for
-        backbone = make_backbone(name)
+        backbone = make_backbone(name, **({"inputs": 6} if name == "mlp" else {}))
         assert backbone(torch.zeros(2, *shape)).shape == (2, backbone.out_features)
     assert NETS[name].name == name
     assert NETS[name].description

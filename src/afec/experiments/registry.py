@@ -7,7 +7,10 @@ from afec.naming import load_object, unknown
 
 __all__ = ["EXPERIMENTS", "experiment_for", "find_experiment"]
 
-EXPERIMENTS = {"supervised": "afec.experiments.supervised:Supervised"}
+EXPERIMENTS = {
+    "supervised": "afec.experiments.supervised:Supervised",
+    "games": "afec.experiments.games:Games",
+}
 """Where each is; it is imported when it is asked for."""
 
 

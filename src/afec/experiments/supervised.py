@@ -7,22 +7,19 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 
-from afec.experiments.base import Context, Experiment, OnProgress, Progress, Score, Section, Setup
-from afec.experiments.grids import check_grid, has_grid, search_space
+from afec.experiments.base import Context, OnProgress, Progress, Score, Section, Setup
+from afec.experiments.by_method import MethodExperiment, training_records
 from afec.experiments.hold_out import HOLD_OUT, PART, held_out
 from afec.files import write_text
-from afec.gaussian import forgetting_from_beta
 from afec.learner import Learner, LinearProbe, Machine, Memo, Schedule, TaskRecord
 from afec.learner import Progress as Epochs
-from afec.methods import AFEC, Prior
-from afec.methods.expression import FINETUNE, check_settings, make_method, name_of, terms_of, whole_settings
+from afec.methods.expression import make_method
 from afec.naming import did_you_mean, unknown, with_defaults
 from afec.nets import NETS, MultiHead, Readout, SingleHead, check_backbone, make_backbone
 from afec.nets.readout import ClassifierKind
@@ -38,28 +35,15 @@ READOUT = {"zero_heads": False, "classifier": "linear"}
 """The options of [net] that every net has, and their defaults; `classifier` is that of the scenario `class`."""
 UNSAID = {"activation": "relu"}
 """Options of nets that are younger than runs which are to stay the same: a configuration leaves them out at these values."""
-LATER = (AFEC.name, Prior.name)
-"""Methods whose strength is searched once that of the regulariser beside them is known."""
 
 
 def training_of(section: Section, device: str | None = None) -> tuple[Schedule, Machine]:
     """The two records that a [training] section describes; on another device, if one is given."""
-    parts: list[Section] = [{}, {}]
-    names = [{field.name for field in fields(record)} for record in (Schedule, Machine)]
-    for key, value in (section | ({"device": device} if device else {})).items():
-        if key not in names[0] | names[1]:
-            raise ValueError(f"training.{key}: unknown key{did_you_mean(key, names[0] | names[1])}")
-        parts[0 if key in names[0] else 1][key] = value
-    if parts[0].get("patience") == "off":  # TOML has no None
-        parts[0]["patience"] = None
-    try:
-        return TypeAdapter(Schedule).validate_python(parts[0]), TypeAdapter(Machine).validate_python(parts[1])
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:
-            raise ValueError(f"training: {message}") from error
-        raise ValueError(f"training.{'.'.join(map(str, first['loc']))}: {message}; got {first['input']!r}") from error
+    values = section | ({"device": device} if device else {})
+    if values.get("patience") == "off":  # TOML has no None
+        values = values | {"patience": None}
+    schedule, machine = training_records(values, Schedule, Machine)
+    return schedule, machine
 
 
 def build(setup: Setup, seed: int) -> tuple[Stream, Readout]:
@@ -90,15 +74,15 @@ def new_net(setup: Setup, stream: Stream, seed: int) -> Readout:
         return MultiHead(backbone, stream.outputs, zero=zero)
 
 
-class Supervised(Experiment):
+class Supervised(MethodExperiment):
     """A method over the tasks of a stream, one after the other."""
 
     description = "a method learns the tasks of a stream, one after the other"
+    shared_out = True
     references: ClassVar[Mapping[str, str]] = {
         "joint": "afec.experiments.joint:Joint",
         "scratch": "afec.experiments.scratch:Scratch",
     }
-    alternatives: ClassVar[Mapping[str, str]] = {"beta": "forgetting", "forgetting": "beta"}
 
     def __init__(self, setup: Setup, context: Context) -> None:
         super().__init__(setup, context)
@@ -196,30 +180,6 @@ class Supervised(Experiment):
         return {key: value for key, value in whole.items() if UNSAID.get(key) != value}
 
     @classmethod
-    def terms(cls, method: str) -> tuple[str, ...]:
-        """The terms of the sum; `finetune` has none."""
-        return terms_of(method)
-
-    @classmethod
-    def title(cls, method: str) -> str:
-        """By the names of its terms, wherever they are from."""
-        return name_of(method)
-
-    @classmethod
-    def complete_term(cls, term: str, settings: Section) -> Section:
-        """What the term's preset says is written out."""
-        check_settings(term, settings)
-        return whole_settings(term, settings)
-
-    @classmethod
-    def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
-        """The sum, sorted; it is made once, so that a value that cannot be is said."""
-        _, whole = super().complete_method(method, settings)
-        name = "+".join(cls.terms(method)) or FINETUNE
-        make_method(name, whole)
-        return name, whole
-
-    @classmethod
     def check(cls, setups: Sequence[Setup], context: Context) -> list[str]:
         """Make each stream and net once, send one image through it, and ask each method whether it goes with the net."""
         kinds: dict[str, list[Setup]] = {}
@@ -254,43 +214,6 @@ class Supervised(Experiment):
         return strategy.advice(net)
 
     # -- tuning ---------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def stages(cls, method: str, *, together: bool) -> list[tuple[str, tuple[str, ...]]]:
-        """The paper's procedure: λ first, without AFEC, then λ_e with that λ kept; Prior's λ_p likewise. Or all at once."""
-        terms = cls.terms(method)
-        first = tuple(term for term in terms if term not in LATER) or tuple(term for term in terms if term != AFEC.name)
-        if together or not first:
-            return [(method, terms)]
-        later = [term for term in terms if term not in first]
-        stages = [("+".join(first), first)]
-        for place, term in enumerate(later):
-            missing = later[place + 1 :]
-            stages.append(("+".join(one for one in terms if one not in missing), (term,)))
-        return stages
-
-    @classmethod
-    def check_grid(cls, term: str, grid: Section) -> None:
-        """Lists of numbers, and the Fisher kind that they belong to."""
-        check_grid(term, grid)
-
-    @classmethod
-    def has_grid(cls, term: str, grid: Section, *, beta: bool) -> bool:
-        """Whether there are values of λ, and of λ_e or β, whichever is searched."""
-        return has_grid(term, grid, beta=beta)
-
-    @classmethod
-    def search_space(cls, term: str, grid: Section, settings: Section, *, beta: bool) -> dict[str, tuple[float, ...]]:
-        """The grid for the Fisher kind that the run will use."""
-        return search_space(term, grid, settings, beta=beta)
-
-    @classmethod
-    def searched_settings(cls, term: str, values: Mapping[str, float]) -> dict[str, float]:
-        """β as the λ_e that it stands for."""
-        return {
-            "forgetting" if key == "beta" else key: forgetting_from_beta(value) if key == "beta" else value
-            for key, value in values.items()
-        }
 
     @classmethod
     def validation_sizes(cls, setup: Setup, context: Context) -> list[int]:

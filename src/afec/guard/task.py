@@ -27,8 +27,8 @@ from afec.fisher.estimate import taken_apart
 from afec.fisher.positions import settled, that_count
 from afec.fisher.shards import local
 from afec.fisher.untouched import buffers_kept, untouched
-from afec.gaussian import Derived, Gaussian
-from afec.guard.borrow import borrowed
+from afec.gaussian import Derived, Gaussian, Quadratic
+from afec.guard.borrow import borrowed, load
 from afec.guard.distributed import processes_of, reshard
 from afec.guard.memory import Memory, State, TermBytes
 from afec.guard.options import FisherOptions
@@ -87,6 +87,10 @@ class TermFunctions(ABC):
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """The task state on entry; it lives as long as the task."""
+        return {}
+
+    def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic | Derived) -> Mapping[str, Tensor]:
+        """Weights to start the task from, by name, given all that pulls; by default none: it starts where it is."""
         return {}
 
     def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
@@ -324,7 +328,7 @@ class GuardedTask:
     ) -> Iterator[Any]:
         """One pass over the data, or over so many samples of them; iterate it inside `forked`."""
         seed = self.seed("data", *purpose)
-        share = None if samples is None else math.ceil(samples / self.processes.count)
+        share = None if samples is None else math.ceil(samples / (1 if self.processes.part else self.processes.count))
         whole = training and not self.processes.sharded  # there all processes learn together, each from its share
         one = self.passes.one(seed, batch_size=batch_size, training=training, whole=whole, samples=share)
         for batch in one:
@@ -450,7 +454,10 @@ class GuardedTask:
         everything = self.batches("fisher", *purpose, batch_size=pass_size, samples=samples)
         batches = itertools.islice(everything, self._most_batches)
         seed = self.seed("fisher", *purpose)
-        found = estimate(problem, self.weights, self.counted(batches), seed=seed, **options)
+        part = None if train else self.processes.part  # with dropout on, the draws of the batches follow each other
+        found = estimate(problem, self.weights, self.counted(batches), seed=seed, part=part, **options)
+        if train and self.processes.part is not None:  # every process has measured all
+            return found.take_mean()
         return self.processes.total(found).take_mean()
 
     def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -555,10 +562,13 @@ class GuardedTask:
             if term.name not in self.task_states:
                 with self.only(term):
                     self.task_states[term.name] = term.begin_task(self, self.state_of(term))
-        self._merge()
+        total = self._merge()
+        moved = self.memory.task_states is None and self._move_to_first_weights(total)
         self._puller.observer = observer_of(self.terms, self._after_step, reduces=self.processes.several)
         self._puller.movers = [mover for term in self.terms if (mover := self._mover(term)) is not None]
         self._puller.attach()
+        if moved:
+            self.accept()
         self.started = True
 
     def _loss_of_epoch(self, told: float | Tensor | None) -> float | None:
@@ -602,10 +612,23 @@ class GuardedTask:
         with self.only(term):
             return term.quadratics(self, self.state_of(term), self.task_states[term.name])
 
-    def _merge(self) -> None:
+    @torch.no_grad()
+    def _move_to_first_weights(self, total: Quadratic | Derived) -> bool:
+        """Put the weights where a term wants them to start from; returns whether one does."""
+        found: dict[str, Tensor] = {}
+        for term in self.terms:
+            with self.only(term):
+                found.update(term.first_weights(self, self.task_states[term.name], total))
+        if found:
+            load(self.model, found)
+        return bool(found)
+
+    def _merge(self) -> Quadratic | Derived:
         derived = Derived.of([quadratic for term in self.terms for quadratic in self._quadratics(term)])
         numbers = sum(center.numel() for center in derived.center.values())
-        self._puller.set(derived if numbers > KEPT_UP_TO else derived.kept())
+        total = derived if numbers > KEPT_UP_TO else derived.kept()
+        self._puller.set(total)
+        return total
 
     def without_state(self) -> GuardedTask:
         """A copy of a task that is over, for what it can still be asked (its data, its loss), without its tensors."""

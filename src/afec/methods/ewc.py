@@ -4,6 +4,8 @@
 
 θ* are the weights at the end of the latest task (one anchor), F_{1:t} = ((t−1)·F_{1:t−1} + F_t)/t the running average of the
 tasks' Fisher information; with a `decay` γ it is the online F ← γ·F + F_t instead. `strength` is λ; the ½ is not part of it.
+With `anchors="each"` every task is held around its own θ*_τ: Σ_τ F_τ(θ−θ*_τ)² is, but for a constant, one quadratic, with the
+precision ΣF_τ around ΣF_τθ*_τ/ΣF_τ, so no more is stored.
 Which λ is right depends on the Fisher kind: `batched` with B samples is smaller than `empirical`, by a factor of up to
 about B, so its λ are larger (docs/fisher.md has measured factors).
 
@@ -16,8 +18,10 @@ from __future__ import annotations
 
 from typing import Literal, final
 
+import torch
 from torch import Tensor
 
+from afec.gaussian import Gaussian
 from afec.guard import FisherFields, GuardedTask, State, option
 from afec.methods.regulariser import Regulariser
 
@@ -36,6 +40,12 @@ class EWC(FisherFields, Regulariser):
         at_least=0,
         at_most=1,
         doc="γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, the running average over the tasks.",
+    )
+
+    anchors: Literal["latest", "each"] | None = option(
+        default=None,  # not a word, so that configurations from before the option stay the same
+        doc="Around which weights tasks are held: `latest` (if not given), where the last one ended, or `each` task's own end, "
+        "by its own Fisher (Kirkpatrick et al.; with `decay=1` what the released code does for games).",
     )
 
     @property
@@ -58,3 +68,16 @@ class EWC(FisherFields, Regulariser):
     def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """F with this task's, around the weights as they are now, kept as `store` says."""
         return self.at_rest(**super().end_task(task, state, task_state))
+
+    def anchor(self, old: Gaussian | None, new: Gaussian, task: int) -> dict[str, Tensor]:
+        """The latest weights; or where the quadratics of all tasks together are least."""
+        if old is None or self.anchors != "each":
+            return super().anchor(old, new, task)
+        counts = task - 1 if self.decay == "mean" else 1.0  # how the old precision counts beside the new one
+        found = dict(new.mean)
+        for name in new.mean.keys() & old.mean.keys():
+            mean, fresh = new.mean[name], new.precision[name]
+            known = counts * old.precision[name].to(fresh)
+            share = torch.where(known > 0, known / (known + fresh), 0.0)
+            found[name] = mean + share * (old.mean[name].to(mean) - mean)
+        return found
