@@ -35,7 +35,9 @@ def add_pull(
     for entry in entries:
         weight = entry.weight
         grad = weight.grad
-        if grad is None or entry.center is None or not weight.requires_grad:  # frozen meanwhile
+        if grad is None or not weight.requires_grad:  # frozen meanwhile
+            continue
+        if entry.center is None and entry.extra is None:
             continue
         if entry.grad is not None and entry.holds_pull(grad):
             if by is not None:
@@ -47,6 +49,10 @@ def add_pull(
                 "Use sparse=False, or leave the weight out with params="
             )
         added.append((entry, grad))
+        if entry.extra is not None:
+            _add_extra(grad, entry.extra(), scale)
+        if entry.center is None:
+            continue
         own, its_grad = (weight.data, grad) if not hasattr(weight, "to_local") else (local(weight), local(grad))
         if scale is None and grad.dtype is entry.center.dtype and entry.derives():
             for piece in _derived(entry, own, its_grad):
@@ -160,6 +166,11 @@ def _refuse_second(entry: GuardedWeight, optimizer: Optimizer) -> None:
             "gradient, so its pull would count twice. Give each weight to one optimiser, or compute a new gradient "
             "before the second step"
         )
+
+
+@torch.no_grad()
+def _add_extra(grad: Tensor, pull: Tensor, scale: Tensor | None) -> None:
+    grad.add_(pull if scale is None else pull * scale.to(pull))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ class GuardedWeight:
         "by",
         "center",
         "curvature",
+        "extra",
         "grad",
         "grad_version",
         "name",
@@ -49,6 +51,7 @@ class GuardedWeight:
         self.curvature: Tensor | None = None  # D
         self.slope: Tensor | None = None  # c
         self.parts: list[Part] | None = None  # what D and c are derived from, where they are not kept
+        self.extra: Callable[[], Tensor] | None = None  # a pull that is no diagonal quadratic
         self.at: tuple[torch.dtype | None, torch.device | None] = (None, None)  # what these were converted for
         self.version = version_of(weight)
         self.sum = self.checksum()

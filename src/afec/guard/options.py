@@ -24,6 +24,7 @@ __all__ = ["FisherFields", "FisherOptions", "Option", "OptionFields", "Preset", 
 
 Preset = Literal["default", "paper", "official"]
 Store = Literal["cpu", "bfloat16"]
+RESTING = ("mean", "precision", "kept")  # the parts of a state that `store` is about
 NOT_GIVEN: Any = inspect.Parameter.empty
 
 
@@ -210,7 +211,10 @@ class FisherFields(OptionFields):
     def at_rest(self, **tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Parts of a state as `store` says. Means are never rounded: the weights are compared with them."""
         if self.store == "cpu":
-            return {key: {name: one.cpu() for name, one in part.items()} for key, part in tensors.items()}
+            moved = {
+                key: {name: one.cpu() for name, one in part.items()} for key, part in tensors.items() if key in RESTING
+            }
+            return {**tensors, **moved}
         if self.store == "bfloat16" and "precision" in tensors:
             tensors["precision"] = {name: one.bfloat16() for name, one in tensors["precision"].items()}
         return tensors

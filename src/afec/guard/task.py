@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from afec.fisher import Kind, Power, Problem, choose_kind, estimate
@@ -30,6 +30,7 @@ from afec.fisher.untouched import buffers_kept, untouched
 from afec.gaussian import Derived, Gaussian, Quadratic
 from afec.guard.borrow import borrowed, load
 from afec.guard.distributed import processes_of, reshard
+from afec.guard.low_rank import LowRankPull
 from afec.guard.memory import Memory, State, TermBytes
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
@@ -131,6 +132,10 @@ class TermFunctions(ABC):
     def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
         """The weighted Gaussians that pull during the task."""
 
+    def low_rank(self, task: GuardedTask, state: State, task_state: State) -> list[LowRankPull]:
+        """The pulls on products of two weights (LoRA) during the task, beside `quadratics`."""
+        return []
+
     def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """About what `quadratics` would give in the next task, in a few seconds, for `check`; None if it cannot tell."""
         return None
@@ -219,6 +224,8 @@ class GuardedTask:
                 here = {key: local(at[key]).to(mean) for key, mean in gaussian.mean.items()}
                 value = self.processes.sum_of_parts(weight * gaussian.penalty(here))
                 total[term.pull_name] = total[term.pull_name].to(value) + value
+            for one in self._low_rank(term) if weights is None else ():
+                total[term.pull_name] = total[term.pull_name] + one.penalty()
         return total
 
     def bookmark(self) -> None:
@@ -291,12 +298,26 @@ class GuardedTask:
         finally:
             self.weights = everything
 
+    @contextmanager
+    def measuring(self, weights: Mapping[str, nn.Parameter]) -> Iterator[None]:
+        """Inside, what is measured is measured on these weights of the model, frozen ones too."""
+        everything, self.weights = self.weights, dict(weights)
+        frozen = [weight for weight in weights.values() if not weight.requires_grad]
+        for weight in frozen:
+            weight.requires_grad_(True)
+        try:
+            yield
+        finally:
+            self.weights = everything
+            for weight in frozen:
+                weight.requires_grad_(False)
+
     @property
     def idle(self) -> bool:
         """Whether the guard will neither pull nor watch any step of this task, as most do in the first one."""
         later = any(term.acts_later(self.task_states[term.name]) for term in self.terms)
         puller = self._puller
-        return puller.quadratic is None and puller.observer is None and not puller.movers and not later
+        return not puller.pulls and puller.observer is None and not puller.movers and not later
 
     @property
     def steps(self) -> int:
@@ -627,7 +648,7 @@ class GuardedTask:
         derived = Derived.of([quadratic for term in self.terms for quadratic in self._quadratics(term)])
         numbers = sum(center.numel() for center in derived.center.values())
         total = derived if numbers > KEPT_UP_TO else derived.kept()
-        self._puller.set(total)
+        self._puller.set(total, [pull for term in self.terms for pull in self._low_rank(term)])
         return total
 
     def without_state(self) -> GuardedTask:
@@ -636,6 +657,10 @@ class GuardedTask:
         light.task_states, light.alone, light.when_closed = {}, None, None
         light._puller = Puller(self.model, {})
         return light
+
+    def _low_rank(self, term: TermFunctions) -> list[LowRankPull]:
+        with self.only(term):
+            return term.low_rank(self, self.state_of(term), self.task_states[term.name])
 
     def _close(self) -> None:
         self._puller.detach()
