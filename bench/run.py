@@ -18,6 +18,7 @@ SCRIPTS = [
     ["large.py"],
     ["large.py", "--cost"],
     ["large.py", "--memory"],
+    ["games.py"],
     ["report.py"],
 ]
 

@@ -14,6 +14,7 @@ from afec.experiments import ScoreKind
 from afec.metrics import new_task_accuracy
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
 from afec.report.reading import mean
+from afec.report.returns import accumulated_figure, has_evaluations, learning_figure
 from afec.report.rows import Row
 from afec.report.statistics import mean_and_std, number
 
@@ -62,7 +63,8 @@ Rows = Sequence[Row]
 
 def figures_of(rows: Rows) -> list[Figure]:
     """All of them, in the order in which they are read."""
-    return [make(rows) for make in FIGURES.values()]
+    shown = FIGURES if has_evaluations(rows) else {key: make for key, make in FIGURES.items() if key not in OF_GAMES}
+    return [make(rows) for make in shown.values()]
 
 
 def average_curves(rows: Rows) -> Figure:
@@ -195,7 +197,11 @@ FIGURES: dict[str, Callable[[Rows], Figure]] = {
     "strength": strength,
     "trade-off": trade_off,
     "cost": cost,
+    "learning": learning_figure,
+    "accumulated": accumulated_figure,
 }
+OF_GAMES = ("learning", "accumulated")
+"""Figures that need evaluations on the way, as games have them."""
 
 
 def _shown(row: Row, metric: str) -> tuple[float, float]:
