@@ -5,8 +5,9 @@
     python bench/ray_kills.py --head                # the head is killed, and started again
     python bench/ray_kills.py --drivers 2           # two commands at once on one study
 
-Both nodes are on this machine, with one CPU each. The one that is killed (SIGKILL, all its processes) is started again. The
-moments are drawn from --seed. What is printed is JSON.
+Both nodes are on this machine, with one CPU each. The one that is killed (SIGKILL, all its processes) is started again.
+A command that was connected through it ends with it, and is started again, too: `codes` has the exit codes. The moments are
+drawn from --seed. What is printed is JSON.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def main() -> None:
             time.sleep(draw.uniform(0.5, arguments.every))
             if all(driver.poll() is not None for driver in drivers):
                 end(drivers)
-                seeds += arguments.seeds
+                seeds += 0 if report["codes"][-1] else arguments.seeds  # a driver ends with the node that it was on
                 drivers = start()
                 continue
             begun = len(list(root.rglob("lock-holder"))) if root.exists() else 0
@@ -158,8 +159,14 @@ def main() -> None:
                 report["kills"] += 1
                 report["hits"] += begun > len(before)
                 nodes.add()
+                print(f"{report['kills']} of {arguments.kills} kills, {len(before)} runs done", file=sys.stderr)
             report["lost"] += sum(finished().get(file) != stamp for file, stamp in before.items())
         end(drivers)
+        while report["codes"][-1] < 0 or (
+            report["codes"][-1] == 1 and len(report["codes"]) < 20
+        ):  # the same command again
+            drivers = start()
+            end(drivers)
     finally:
         nodes.cluster.shutdown()
     jobs = plan([str(benchmark)], METHODS, range(seeds))

@@ -63,7 +63,9 @@ def test_the_diff_of_the_readme_is_the_loop_below_it():
 def commands(page: Path) -> list[list[str]]:
     """The commands of the page's bash blocks, as a shell would split them."""
     text = "".join(blocks(page, "bash")).replace("\\\n", " ")
-    return [command for line in text.splitlines() if (command := shlex.split(line, comments=True))]
+    found = [command for line in text.splitlines() if (command := shlex.split(line, comments=True))]
+    # Under torchrun and Slurm it is the same command.
+    return [["afec", *words[words.index("afec") + 1 :]] if words[0] == "torchrun" else words for words in found]
 
 
 def help_of(script: Path, monkeypatch, capsys) -> str:

@@ -19,6 +19,7 @@ ROOMS = [
     "naming",
     "randomness",
     "progress",
+    "parallel",
     "gaussian",
     "posterior",
     "fisher",
@@ -38,7 +39,7 @@ ROOMS = [
     "integrations",
     "cli",
 ]
-LAB_IMPORTS = {"files", "naming", "randomness", "data.root", "metrics", "experiments", "lab"}
+LAB_IMPORTS = {"files", "naming", "randomness", "parallel", "data.root", "metrics", "experiments", "lab"}
 """All that lab may know of the house: what is run is behind `experiments`."""
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -317,3 +318,32 @@ def test_ctrl_c_begins_no_queued_run_and_says_at_once_that_it_stops(quickly, tmp
     assert [found.seed for found in find_runs(tmp_path)] == [0]
     assert main(["resume", str(tmp_path), "--workers", "1"]) == 0
     assert all_scores(tmp_path) == whole(jobs[:1])
+
+
+# -- many machines and one directory -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_slurm_script_divides_a_study_among_processes_that_see_the_runs_by_different_paths(tmp_path, whole):
+    """Three tasks of an array, each in a directory of its own with the shared one mounted (linked) into it."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "bin").mkdir()
+    for name, line in (("srun", 'shift; exec "$@"'), ("afec", f'exec {sys.executable} -m afec "$@"')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    script = Path(__file__).parents[2] / "examples" / "slurm.sh"
+    benchmark, processes = quick_file(tmp_path), []
+    words = ["run", benchmark, "--scale", "three", "--method", "finetune", "ewc", "si", "--seeds", "2"]
+    for number in range(3):
+        node = tmp_path / f"node{number}"
+        node.mkdir()
+        (node / "runs").symlink_to(tmp_path / "shared", target_is_directory=True)
+        environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1"}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen(["bash", script, *words], cwd=node, env=environment, **options))
+    said = [process.communicate() for process in processes]
+    assert [(p.returncode, error) for p, (_, error) in zip(processes, said, strict=True)] == [(0, "")] * 3
+    jobs = plan([benchmark], ["finetune", "ewc", "si"], [0, 1], "three")
+    assert all_scores(tmp_path / "shared") == whole(jobs)
+    for found in directories(tmp_path / "shared", jobs):  # every run was done once
+        assert [event["task"] for event in found.events() if event["event"] == "task"] == [1, 2, 3]

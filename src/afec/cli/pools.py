@@ -65,6 +65,14 @@ def opened(
 
     if pool not in ("local", "ray"):
         raise SpecError(f"--pool {pool}: {unknown('pool', pool, ['local', 'ray'])}")
+    from afec.lab.torchrun import processes_of_torchrun
+
+    if processes_of_torchrun() > 1:
+        if pool != "local":
+            raise SpecError("torchrun runs one run at a time in all its processes; leave --pool out, or torchrun")
+        with _torchrun(device) as made:
+            yield made
+        return
     if pool == "local":
         given = {"--address": address, "--cpus": cpus, "--gpus": gpus, "--ship": ship}
         for option, value in given.items():
@@ -79,3 +87,17 @@ def opened(
     resources = Resources(1.0 if cpus is None else cpus, float(needs_gpu) if gpus is None else gpus, memory_of(runs))
     with RayCluster(address, workers, resources, ship=ship) as cluster:
         yield cluster
+
+
+@contextmanager
+def _torchrun(device: str | None) -> Iterator[MakePool]:
+    """The group of torchrun's processes; all but the first follow it, and leave when it has ended."""
+    from afec.lab.torchrun import GroupPool, follow, joined
+
+    with joined("nccl" if device is not None and device.startswith("cuda") else "gloo") as group:
+        if group.rank == 0:
+            yield GroupPool(group)
+            group.agreed(None)
+            return
+        follow(group)
+    raise typer.Exit(0)

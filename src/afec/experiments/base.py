@@ -172,6 +172,8 @@ class Experiment(ABC):
     """Whether it is such a bound or reference itself: it then does not compete in tables."""
     alternatives: ClassVar[Mapping[str, str]] = {}
     """Settings of methods that say one thing in two ways: a later layer of a configuration that has one drops the other."""
+    shared_out: ClassVar[bool] = False
+    """Whether it learns in several processes, each with its share of every batch (`afec.parallel`)."""
     tasks: Sequence[str]
     """Their names, in the order in which they are learned."""
     origin: str = ""

@@ -78,6 +78,7 @@ class Supervised(MethodExperiment):
     """A method over the tasks of a stream, one after the other."""
 
     description = "a method learns the tasks of a stream, one after the other"
+    shared_out = True
     references: ClassVar[Mapping[str, str]] = {
         "joint": "afec.experiments.joint:Joint",
         "scratch": "afec.experiments.scratch:Scratch",

@@ -37,6 +37,7 @@ def estimate(
     seed: int = 0,
     chunk: int = 16,
     power: Power = 2,
+    part: tuple[int, int] | None = None,
 ) -> FisherSum:
     """The diagonal Fisher information of `weights` on `batches`, as a sum and a count.
 
@@ -52,6 +53,8 @@ def estimate(
         chunk: how many samples go through the network at once, at most (fewer where an output is large, as logits over a
             vocabulary are): speed and memory, not the result.
         power: 2 adds up squared gradients, 1 absolute ones (MAS). Of `empirical` and `batched` only.
+        part: `(rank, size)` measures every `size`-th piece, a chunk or a batch, from number `rank` on. The sums of all ranks
+            add up to the whole, draws included.
 
     Returns:
         The sum, the count, and the route that served each weight.
@@ -64,8 +67,8 @@ def estimate(
         if kind == "reversed":
             problem, kind = replace(problem, loss=ReversedLoss(problem)), "empirical"
         if kind == "batched":
-            return _batched(problem, weights, _some(batches), batch_size, squares, power)
-        return _per_sample(Objective(problem, kind, power), weights, _some(batches), generator, chunk, squares)
+            return _batched(problem, weights, _some(batches), batch_size, squares, power, part)
+        return _per_sample(Objective(problem, kind, power), weights, _some(batches), generator, chunk, squares, part)
 
 
 def _some(batches: Iterable[Any]) -> Iterator[Any]:
@@ -88,9 +91,12 @@ def _batched(
     batch_size: int | None,
     squares: dict[str, Tensor],
     power: Power,
+    part: tuple[int, int] | None,
 ) -> FisherSum:
     count, total = 0, torch.zeros(())
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if part is not None and number % part[1] != part[0]:
+            continue
         if batch_size is None:
             count += 1
         else:
@@ -109,9 +115,10 @@ def _per_sample(
     generator: torch.Generator,
     chunk: int,
     squares: dict[str, Tensor],
+    part: tuple[int, int] | None,
 ) -> FisherSum:
     plan: Plan | None = None
-    count = 0
+    count = number = 0
     for whole in chain.from_iterable(taken_apart(objective.problem, batch) for batch in batches):
         if whole.size == 0 or (whole := that_count(objective.problem, whole)).size == 0:
             continue
@@ -123,8 +130,13 @@ def _per_sample(
         example = objective.example(whole)
         groups = alike(objective.problem, whole) if objective.kind == "empirical" else [whole]
         for samples in chain.from_iterable(group.chunks(min(chunk, plan.most)) for group in groups):
-            plan.accumulate(objective.draw(samples, example, generator), squares)
-        count += whole.size
+            drawn = objective.draw(
+                samples, example, generator
+            )  # also for what others measure: the same draws everywhere
+            if part is None or number % part[1] == part[0]:
+                plan.accumulate(drawn, squares)
+                count += samples.size
+            number += 1
     if plan is None:
         raise ValueError("no batch holds a sample. A Fisher needs at least one.")
     check_finite(squares, weights, plan.total)

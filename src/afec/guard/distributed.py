@@ -10,6 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from afec.fisher import FisherSum
+from afec.parallel import group_here
 
 __all__ = ["Processes", "processes_of"]
 
@@ -20,6 +21,8 @@ class Processes:
     rank = 0
     count = 1
     several = False
+    part: tuple[int, int] | None = None
+    """This process's number and how many there are, where each has all data and measures a part of them."""
 
     def total(self, fisher: FisherSum) -> FisherSum:
         """The sum over all processes."""
@@ -43,7 +46,8 @@ class Ensemble(Processes):
 
     several = True
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: Any, device: torch.device, part: tuple[int, int] | None = None) -> None:
+        self.part = part
         self.group, self.device, self.rank = group, device, distributed.get_rank(group)
         self.source, self.count = distributed.get_global_rank(group, 0), distributed.get_world_size(group)
 
@@ -93,4 +97,6 @@ def processes_of(model: nn.Module) -> Processes:
         model = model._orig_mod  # type: ignore[assignment]
     if isinstance(model, DistributedDataParallel):
         return Ensemble(model.process_group, next(model.parameters()).device)
+    if (group := group_here()) is not None:
+        return Ensemble(distributed.group.WORLD, group.device, (group.rank, group.size))
     return Processes()

@@ -304,7 +304,7 @@ class GuardedTask:
     ) -> Iterator[Any]:
         """One pass over the data, or over so many samples of them; iterate it inside `forked`."""
         seed = self.seed("data", *purpose)
-        share = None if samples is None else math.ceil(samples / self.processes.count)
+        share = None if samples is None else math.ceil(samples / (1 if self.processes.part else self.processes.count))
         one = self.passes.one(seed, batch_size=batch_size, training=training, whole=training, samples=share)
         for batch in one:
             if not self._reached:
@@ -422,7 +422,10 @@ class GuardedTask:
         everything = self.batches("fisher", *purpose, batch_size=pass_size, samples=samples)
         batches = itertools.islice(everything, self._most_batches)
         seed = self.seed("fisher", *purpose)
-        found = estimate(problem, self.weights, self.counted(batches), seed=seed, **options)
+        part = None if train else self.processes.part  # with dropout on, the draws of the batches follow each other
+        found = estimate(problem, self.weights, self.counted(batches), seed=seed, part=part, **options)
+        if train and self.processes.part is not None:  # every process has measured all
+            return found.mean()
         return self.processes.total(found).mean()
 
     def counted(self, batches: Iterable[Any]) -> Iterator[Any]:

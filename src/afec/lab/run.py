@@ -11,9 +11,11 @@ from typing import Any
 
 from afec.data.root import data_root_is
 from afec.experiments import NEVER, Context, OnProgress, Progress, Score, Stop
+from afec.lab.agreed_stop import AgreedStop, Latch
 from afec.lab.config import RunConfig
 from afec.lab.directory import RunDirectory
 from afec.lab.process_memory import peak_memory_mb, reset_peak_memory
+from afec.parallel import group_here
 
 __all__ = ["HERE", "Place", "run"]
 
@@ -96,8 +98,18 @@ class _Run:
         self.events: list[dict[str, Any]] = []
         benchmark = directory.path.parents[2]
         made_by = {"commit": commit, "run": directory.path.relative_to(benchmark).as_posix()}
-        self.experiment = config.build(Context(seed, place.device, benchmark / "shared", made_by, stop))
-        if not self._take_up() and self.experiment.origin:
+        if (group := group_here()) is None:
+            context = Context(seed, place.device, benchmark / "shared", made_by, stop)
+        else:  # all processes learn; this one measures and writes
+            self.stop = latch = Latch(stop)
+            context = Context(seed, place.device, stop=AgreedStop(group, latch))
+            group.agreed((config, seed, place))
+        self.experiment = config.build(context)
+        known = self._take_up()
+        if group is not None:
+            group.agreed((self.tasks_done, self.experiment.state_dict() if known else None))
+            self._note(f"from here on in {group.size} processes, each with its share of every batch")
+        if not known and self.experiment.origin:
             self.directory.append_events([{"event": "origin", "text": self.experiment.origin}])
         usual = config.training.get("device")
         if place.device not in (None, usual):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from afec.learner.machine import Machine
+from afec.parallel import group_here
 from afec.randomness import forked, reseed, seed_from
 from afec.strategy import Plateau, Schedule
 
@@ -170,19 +171,16 @@ class Fit:
                 order = torch.randperm(self.train.size, generator=generator).to(self.machine.torch_device)
                 for rows in _batches(order, self.schedule.batch_size):
                     self.optimizer.zero_grad()
-                    with self.machine.precision():
-                        loss = self.loss_fn(self._runner, self.train.take(rows))
+                    loss = self._backward(rows)  # of several processes each has a share
                     if self.scaler is None:
-                        torch.autograd.backward(loss)
                         self.optimizer.step()  # a guard's pull is in here
                     else:
-                        torch.autograd.backward(self.scaler.scale(loss))
                         self.scaler.step(self.optimizer)
                         self.scaler.update()
                     if after_step:
                         after_step(lr)
                     if self.validation is None:
-                        total += loss.detach() * len(rows)
+                        total += loss * len(rows)
                 if after_epoch:
                     after_epoch(lr)
                 self.loss = float(total) / self.train.size if self.validation is None else self.validation_loss()
@@ -256,14 +254,37 @@ class Fit:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.plateau.lr
 
+    def _backward(self, rows: Tensor) -> Tensor:
+        """The loss of a batch, its gradients in `.grad`; in a group, of shares that are added up."""
+        group = group_here()
+        share = None if group is None else group.share(len(rows))
+        whole = share is None or getattr(self.loss_fn, "augment", None) is not None  # all is augmented, then shared
+        batch = self.train.take(rows if whole or share is None else share.of(rows))
+        if group is None or share is None:
+            with self.machine.precision():
+                loss = self.loss_fn(self._runner, batch)
+        else:
+            with self.machine.precision(), group.sharing(share):
+                shared = replace(self.loss_fn, share=share) if whole else self.loss_fn  # type: ignore[type-var]
+                loss = shared(self._runner, batch) * share.part
+        torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
+        found = loss.detach()
+        if group is not None and share is not None:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            found = found.clone()
+            group.add_up([*gradients, found])
+        return found
+
     def _loss_on(self, data: Data) -> float:
         self.model.eval()
-        total = 0.0
+        total, group = 0.0, group_here()
         everything = torch.arange(data.size, device=self.machine.torch_device)
         with torch.no_grad(), self.machine.precision():
-            for rows in torch.split(everything, data.chunk):
-                total += self.loss_fn(self._runner, data.take(rows)).item() * len(rows)
-        return total / data.size
+            chunk = data.chunk if group is None else max(1, min(data.chunk, -(-data.size // group.size)))
+            for number, rows in enumerate(torch.split(everything, chunk)):
+                if group is None or group.mine(number):
+                    total += self.loss_fn(self._runner, data.take(rows)).item() * len(rows)
+        return (total if group is None else group.total(total)) / data.size
 
 
 def _batches(order: Tensor, size: int) -> list[Tensor]:

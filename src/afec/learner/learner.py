@@ -21,6 +21,7 @@ from afec.learner.task_run import TaskRun
 from afec.learner.tasks import BatchLoss, in_chunks
 from afec.naming import unknown
 from afec.nets import Readout, SingleHead
+from afec.parallel import group_here
 from afec.randomness import forked, seed_from
 from afec.strategy import Plain, ScenarioWarning, Schedule, Strategy, as_strategy
 from afec.streams import Split, Task
@@ -133,6 +134,11 @@ class Learner:
     def _learn(self, tasks: Sequence[Task], number: int, strategy: Strategy) -> TaskRecord:
         """Learn these tasks at once, the last of which has this number."""
         self._check_ready([task.name for task in tasks])  # before anything is touched: what was loaded stays
+        if group_here() is not None and not isinstance(strategy, Plain):
+            raise ValueError(
+                f"{strategy.method} has trainings and losses of its own, which are not shared out over processes; run it in "
+                "one process, or take a guard such as EWC, MAS, SI, RWALK or AFEC"
+            )
         before = self.strategy.state_dict()
         new = tasks[len(self.tasks_learned) - (number - len(tasks) + 1) :]
         try:

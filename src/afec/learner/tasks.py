@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from afec.fisher import Likelihood
 from afec.learner.machine import Machine
 from afec.nets import Readout
+from afec.parallel import Share
 from afec.streams import Split, Task
 
 __all__ = [
@@ -83,6 +84,8 @@ class BatchLoss:
     prepare: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
     chunk: int = 1024
+    share: Share | None = field(default=None, repr=False)
+    """The part of each batch that is this process's, where the batch itself is whole."""
 
     @classmethod
     def of(cls, number: int, task: Task, machine: Machine) -> BatchLoss:
@@ -91,7 +94,7 @@ class BatchLoss:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """The loss of a batch."""
-        return self.between(self.outputs(model, batch), batch[1])
+        return self.between(self.outputs(model, batch), batch[1] if self.share is None else self.share.of(batch[1]))
 
     def between(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of outputs that are there already."""
@@ -108,7 +111,8 @@ class BatchLoss:
 
     def inputs(self, model: nn.Module, batch: Any) -> Tensor:
         """The inputs of a batch, augmented where the model is in training mode, and prepared."""
-        return self.prepared(batch[0] if self.augment is None or not model.training else self.augment(batch[0]))
+        inputs = batch[0] if self.augment is None or not model.training else self.augment(batch[0])
+        return self.prepared(inputs if self.share is None else self.share.of(inputs))
 
     def prepared(self, inputs: Tensor) -> Tensor:
         """A batch as the net takes it."""

@@ -17,8 +17,9 @@ from afec.report.reading import mean
 from afec.report.returns import accumulated_figure, has_evaluations, learning_figure
 from afec.report.rows import Row
 from afec.report.statistics import mean_and_std, number
+from afec.report.total_compute import total_compute
 
-__all__ = ["FIGURES", "MOST", "Series", "figures_of", "series_of", "shown_rows"]
+__all__ = ["FIGURES", "MOST", "OF_GAMES", "Series", "figures_of", "series_of", "shown_rows"]
 
 CAPTIONS = {
     "accuracy": "The mean {score} of all the tasks learned so far, after each of them.",
@@ -36,6 +37,8 @@ CAPTIONS = {
     "strength": "Over the seeds that every strength has, with and without AFEC. These are test scores: for choosing a "
     "strength there is `afec tune`.",
     "trade-off": "After the last task; further to the upper right is better. ",
+    "compute": "Compute: samples learned from or measured on. With the search: every trial of `runs/tuning` counted once, by "
+    "the mean over its seeds, and one training with what was found. Arms: ± one standard deviation over the seeds.",
     "cost": "Compute: samples learned from or measured on, θ_e, Fisher and importance included. A training that no guard "
     "touches (the first task, θ_e) is done once and shared between runs, so time can be less than compute says. Memory: "
     "the peak of the process.",
@@ -189,6 +192,35 @@ def cost(rows: Rows) -> Figure:
     return _figure("cost", "What each method costs", CAPTIONS["cost"] + more, *charts)
 
 
+def compute(rows: Rows) -> Figure:
+    """The average against the compute of one run and of the search for its strengths."""
+    title, kind, average = "What accuracy costs, tuning included", rows[0].kind, rows[0].parts.average
+    shown, more = shown_rows([row for row in rows if not row.config.reference])
+    unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune" and row.samples])
+    if math.isnan(unit) or unit == 0:
+        return Figure("compute", title, "", missing="there is no `finetune` run to measure compute by; run it as well")
+    costs = [(row, total_compute(row)) for row in shown]
+    charts = []
+    for name, included in (("one training", False), ("with the search for its strengths", True)):
+        traces = []
+        for row, cost in costs:
+            y, spread = _shown(row, average)
+            samples = cost.samples if included else cost.training
+            if not math.isnan(y) and (not included or cost.trials or not _searchable(row)):
+                point = (samples / unit,), (y,), (spread,)
+                traces.append(Trace(row.label, _colour(rows, row), *point, len(row.metrics), spread_x=(math.nan,)))
+        label = "compute, relative to one finetune"
+        charts.append(Lines(name, label, _axis(kind), tuple(traces), log_x=True, bands=False))
+    unknown = [row.label for row, cost in costs if _searchable(row) and not cost.trials]
+    if unknown:
+        more += f" Not on the right, because no trials are beside the runs: {', '.join(unknown)}."
+    return _of_several_seeds(shown, _figure("compute", title, CAPTIONS["compute"] + more, *charts))
+
+
+def _searchable(row: Row) -> bool:
+    return any(isinstance(s.get("strength"), int | float) for s in row.config.settings.values())
+
+
 FIGURES: dict[str, Callable[[Rows], Figure]] = {
     "accuracy": average_curves,
     "new-tasks": new_tasks,
@@ -197,6 +229,7 @@ FIGURES: dict[str, Callable[[Rows], Figure]] = {
     "strength": strength,
     "trade-off": trade_off,
     "cost": cost,
+    "compute": compute,
     "learning": learning_figure,
     "accumulated": accumulated_figure,
 }
@@ -318,7 +351,11 @@ def series_of(rows: Rows) -> dict[str, list[Series]]:
     """The series of each regulariser (`ewc`, `mas`, …) that have at least two strengths, of the rows of one problem."""
     found: dict[str, dict[str, Series]] = {}
     for row in rows:
-        strong = [term for term, settings in row.config.settings.items() if "strength" in settings]
+        strong = [
+            term
+            for term, settings in row.config.settings.items()
+            if isinstance(settings.get("strength"), int | float) and term != "prior"
+        ]
         if len(strong) == 1:
             term = strong[0]
             own = {key: value for key, value in row.config.settings[term].items() if key != "strength"}

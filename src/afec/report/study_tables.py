@@ -1,4 +1,4 @@
-"""The tables of a study: results, the average after k tasks, AFEC's gain and dead units. Every seed as CSV."""
+"""The tables of a study: results, the average after k tasks, AFEC's gain, decades of λ and dead units. Every seed as CSV."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from afec.experiments import ScoreKind
 from afec.lab.spec import FULL
 from afec.report.comparison import Comparison, compare
+from afec.report.decade_table import decade_table
 from afec.report.paper import Published, published, published_after, published_transfer
 from afec.report.reading import Runs, mean
 from afec.report.rows import Row, ordered, problems, rows_of
@@ -66,7 +67,14 @@ def tables_of(rows: Sequence[Row], mark: str = "") -> list[Table]:
     rows = ordered([row for row in rows if row.metrics])
     if not rows:
         return []
-    found = (results(rows, mark), after_tasks(rows, mark), differences(rows), unit_table(rows, _where(rows[0], mark)))
+    where = _where(rows[0], mark)
+    found = (
+        results(rows, mark),
+        after_tasks(rows, mark),
+        differences(rows),
+        decade_table(rows, where),
+        unit_table(rows, where),
+    )
     return [table for table in found if table is not None]
 
 

@@ -1,0 +1,5 @@
+"""`python -m afec`, also under `torchrun -m afec`."""
+
+from afec.cli import entry
+
+entry()
