@@ -14,12 +14,14 @@ SCRIPTS = [
     ["learner.py"],
     ["learner.py", "--pair"],
     ["strategies.py"],
+    ["replay.py"],
     ["cifar.py"],
     ["large.py"],
     ["large.py", "--cost"],
     ["large.py", "--memory"],
     ["games.py"],
     ["report.py"],
+    ["pay.py"],
 ]
 
 if __name__ == "__main__":
