@@ -91,10 +91,11 @@ def forecast(jobs: Sequence[Job], root: Path) -> Forecast:
             memories.append(memory[key])
             disks.append(fmean(disk[key]))
             continue
-        samples = counts.setdefault(job.config.hash, None) or _samples(job)
-        counts[job.config.hash] = samples
-        if samples and rates[_net(job.config)]:
-            found.append(samples / fmean(rates[_net(job.config)]))
+        rate, samples = rates.get(_net(job.config)), None
+        if rate and job.config.hash not in counts:  # counting reads the data
+            counts[job.config.hash] = _samples(job)
+        if rate and (samples := counts[job.config.hash]):
+            found.append(samples / fmean(rate))
             counted += 1
         else:
             unknown += 1
