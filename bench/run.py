@@ -14,6 +14,7 @@ SCRIPTS = [
     ["learner.py"],
     ["learner.py", "--pair"],
     ["strategies.py"],
+    ["replay.py"],
     ["cifar.py"],
     ["large.py"],
     ["large.py", "--cost"],

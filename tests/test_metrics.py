@@ -236,6 +236,7 @@ def test_the_scenario_class_by_hand():
             "final_accuracy": 0.6,
             "old_class_accuracy": 1 / 3,
             "new_class_accuracy": 1.0,
+            "forgetting": ((0.9 - 0.3) + (0.8 - 0.5)) / 2,
         }
     )
     assert pooled_curve(A, [5, 5, 5]) == pytest.approx(aac_curve(A))  # of equal sizes it is the mean over the tasks

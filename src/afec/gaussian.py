@@ -121,6 +121,19 @@ class Quadratic:
                 terms.append((self.slope[name] * away).sum())
         return _total(terms) + self.constant.to(terms[0] if terms else self.constant)
 
+    def mode(self, weights: Weights) -> dict[str, Tensor]:
+        """Where `penalty` is lowest, the mode of the product of the Gaussians: Σ λᵢFᵢmᵢ / Σ λᵢFᵢ.
+
+        A weight that nothing pulls (D = 0) stays as it is in `weights`.
+        """
+        found = {}
+        for name, curvature in self.curvature.items():
+            center, held = self.center[name], curvature > 0
+            if name in self.slope:
+                center = center - self.slope[name] / torch.where(held, curvature, torch.ones_like(curvature))
+            found[name] = torch.where(held, center, weights[name].to(center))
+        return found
+
 
 def merge(terms: Sequence[tuple[float, Gaussian]]) -> Quadratic:
     """One quadratic for any number of weighted Gaussians (λᵢ, pᵢ), around the first one's mean.

@@ -162,6 +162,7 @@ def class_summary(A: ArrayLike, sizes: ArrayLike) -> dict[str, float]:  # noqa: 
         "final_accuracy": float(pooled_curve(A, sizes)[-1]),
         "old_class_accuracy": old_class_accuracy(A, sizes),
         "new_class_accuracy": new_accuracy(A),
+        "forgetting": forgetting(A),
     }
 
 

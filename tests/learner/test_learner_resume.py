@@ -28,6 +28,7 @@ GUARDS = {
     **sums("default"),
     "ewc+afec from main": sums("default", expand_from="main")["ewc+afec"],
     "ewc+afec carried": sums("default", expand_from="carry")["ewc+afec"],
+    "ewc+afec merged": sums("default", start="merged")["ewc+afec"],
     "ewc+afec own epochs": sums("default", epochs=3)["ewc+afec"],
     "ewc+afec sampled": lambda: afec.EWC(1.0, fisher="sample") + afec.AFEC(0.5, fisher="sample"),
     **{f"{name} official": lambda make=make: make(1.0, preset="official") for name, make in BASES.items()},

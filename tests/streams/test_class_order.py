@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from afec.data import DataError
 from afec.streams import digits, make_stream
-from afec.streams.classes import blocks, check_sizes, ordered
+from afec.streams.classes import blocks, check_sizes, first_of_each, ordered
 
 NAMES = [f"class {k}" for k in range(100)]
 
@@ -78,3 +79,18 @@ def test_the_order_of_digits_is_that_of_the_file(tmp_path):
     stream = make_stream("digits", 5, sizes=[6, 2, 2], class_order=str(tmp_path / "order.txt"), scenario="class")
     assert [task.classes for task in stream.tasks] == [(9, 8, 7, 6, 5, 4), (3, 2), (1, 0)]
     assert stream.tasks[0].test.size > stream.tasks[1].test.size
+
+
+def test_the_order_of_icarl_has_each_class_of_cifar100_once():
+    names = list(map(str, range(100)))
+    order = ordered("cifar100", "icarl", names, list)
+    assert order[:6] == [87, 0, 52, 58, 44, 91]
+    assert sorted(order) == list(range(100))
+    with pytest.raises(ValueError, match="digits has 10 classes, and class_order='icarl' is of the 100 of CIFAR-100"):
+        ordered("digits", "icarl", names[:10], list)
+
+
+def test_the_first_images_of_each_class():
+    rows, labels = torch.tensor([7, 5, 3, 1, 9]), torch.tensor([0, 1, 0, 0, 1])
+    assert first_of_each(rows, labels, 2).tolist() == [7, 5, 3, 9]
+    assert first_of_each(rows, labels, 1).tolist() == [7, 5]

@@ -19,6 +19,7 @@ OLD = {name.lower(): getattr(afec, name) for name in ("EWC", "MAS", "SI", "RWALK
 FORGETTING = {
     "afec": partial(AFEC, epochs=2),
     "afec-main": partial(AFEC, epochs=2, expand_from="main"),
+    "afec-merged": partial(AFEC, epochs=2, start="merged"),
     "afec-carry": partial(AFEC, epochs=2, expand_from="carry"),
     "afec-interleaved": partial(AFEC, schedule="interleaved"),
     "afec-interleaved-main": partial(AFEC, schedule="interleaved", expand_from="main"),

@@ -34,6 +34,7 @@ app.add_typer(posterior_app, name="posterior")
 WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
 DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
 BOARD = "Log for TensorBoard under this directory as well; what is in RUNS stays the truth."
+WANDB = "Log every finished run to this project of Weights & Biases as well; WANDB_MODE=offline needs no network."
 SEVERAL = ("--method", "-m", "--set", "--where")  # options that take all the words up to the next option
 
 
@@ -82,6 +83,7 @@ def run(
     data: Data = None,
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
+    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help=WANDB)] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
     tuned: Annotated[Path | None, typer.Option(help="Settings that `afec tune` has written.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
@@ -97,7 +99,7 @@ def run(
         benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found, pools.place_of(pool, data)
     )
     with pools.opened(pool, address, cpus, gpus, ship, workers, runs, device) as made:
-        how = work.How(runs, workers, tensorboard, made)
+        how = work.How(runs, workers, tensorboard, made, wandb)
         if dry_run:
             work.say_what(jobs, how)
         else:
@@ -128,6 +130,7 @@ def tune(
     data: Data = None,
     device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
+    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help=WANDB)] = None,
     out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be tried and how long it may take.")
@@ -150,7 +153,7 @@ def tune(
         "tpe" if search == "tpe" else "grid", trials or None, together, beta, pools.place_of(pool, data),
     )  # fmt: skip
     with pools.opened(pool, address, cpus, gpus, ship, workers, runs, device) as made:
-        place = work.How(runs, workers, tensorboard, made)
+        place = work.How(runs, workers, tensorboard, made, wandb)
         if dry_run:
             work.say_trials(how, place)
         else:
@@ -171,6 +174,7 @@ def resume(
         str | None, typer.Option(help="Go on there, and not where the runs were begun; their events say so.")
     ] = None,
     tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
+    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help=WANDB)] = None,
 ) -> None:
     """Finish the runs that were begun and not finished, each from its last checkpoint."""
     from afec.cli import pools, work
@@ -183,7 +187,7 @@ def resume(
         work.console_here().print(f"nothing to resume: every run under {runs} is done", soft_wrap=True)
         return
     with pools.opened(pool, address, cpus, gpus, ship, workers, runs, device) as made:
-        work.do(jobs, work.How(runs, workers, tensorboard, made), None)
+        work.do(jobs, work.How(runs, workers, tensorboard, made, wandb), None)
 
 
 @app.command()

@@ -77,6 +77,9 @@ def run(
     ship: Ship = None,
     data: Data = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Log for TensorBoard into this directory.")] = None,
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Log to this project of Weights & Biases.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
 ) -> None:
     """Run what is missing of a study, then write its tables and figures; a study that was stopped goes on where it was."""
@@ -95,7 +98,7 @@ def run(
     reports.check_out(folder / "seeds.csv")
     place = pools.place_of(pool, data)
     with pools.opened(pool, address, cpus, gpus, ship, workers, runs) as made:
-        how = work.How(runs, workers, tensorboard, made)
+        how = work.How(runs, workers, tensorboard, made, wandb)
         for search in found.tune:
             (changes,) = grid(search.set)
             seeds = range(search.first_seed, search.first_seed + search.seeds)

@@ -20,13 +20,14 @@ from afec.cli.reports import PICTURES
 from afec.files import FileError, why_unwritable, write_text
 from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_runnable, execute
 from afec.lab.directory import TUNING
-from afec.lab.engine import MakePool, workers_for
+from afec.lab.engine import MakePool, Watcher, workers_for
 from afec.lab.estimate import Estimate, estimate
 from afec.lab.forecast import forecast
 from afec.lab.progress import LiveProgress
 from afec.lab.tensorboard import check_tensorboard
 from afec.lab.tuning import Plan, rehearse, trials_of, without_grid
 from afec.lab.tuning import tune as tune_method
+from afec.lab.wandb import WandbLog, check_wandb
 from afec.report.rows import Row, readable
 from afec.report.search import draw_search, trials_table
 from afec.report.study_figure import draw_study
@@ -51,10 +52,18 @@ class How:
     """Where to log for TensorBoard."""
     pool: MakePool | None = None
     """What makes the pools; None: processes of this machine."""
+    wandb: str | None = None
+    """The project of Weights & Biases to log to."""
 
     def __post_init__(self) -> None:
         if self.board is not None:
             check_tensorboard()
+        if self.wandb is not None:
+            check_wandb()
+
+    def watching(self, watch: LiveProgress) -> Watcher:
+        """The progress, and the log behind it."""
+        return watch if self.wandb is None else WandbLog(self.wandb, watch)
 
 
 def say_what(jobs: Sequence[Job], how: How) -> None:
@@ -111,7 +120,9 @@ def tune(plan: Plan, how: How, benchmark: str, out: Path | None) -> None:
     _say_default_grids(console, plan)
     with LiveProgress(console, trials_of(plan) * len(plan.seeds)) as watch:
         try:
-            tuned = tune_method(plan, how.runs / TUNING, how.workers, watch, board=how.board, pool=how.pool)
+            tuned = tune_method(
+                plan, how.runs / TUNING, how.workers, how.watching(watch), board=how.board, pool=how.pool
+            )
         except KeyboardInterrupt as stop:
             print("stopped; the same command goes on where it was", file=sys.stderr)
             raise typer.Exit(130) from stop
@@ -147,7 +158,7 @@ def do(jobs: Sequence[Job], how: How, picture: Path | None) -> list[tuple[RunCon
     console.print(f"{len(jobs)} runs on {where}, into {runs}", highlight=False, soft_wrap=True)
     with LiveProgress(console, len(jobs)) as watch:
         try:
-            outcomes = execute(jobs, runs, workers, watch, board=how.board, pool=how.pool)
+            outcomes = execute(jobs, runs, workers, how.watching(watch), board=how.board, pool=how.pool)
         except KeyboardInterrupt as stop:
             print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop

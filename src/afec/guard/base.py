@@ -17,7 +17,7 @@ from afec.files import load_tree, save_tree
 from afec.fisher import Likelihood
 from afec.guard.block import Block, Lookout
 from afec.guard.check import CheckReport, check
-from afec.guard.memory import Memory
+from afec.guard.memory import Memory, State
 from afec.guard.problem import BlockArguments, BlockOptions, LossFn, Mask, Params, Predict, unwrapped
 from afec.guard.task import GuardedTask, TermFunctions
 from afec.posterior import Posterior, hash_of
@@ -205,9 +205,7 @@ class Guard(ABC):
             mean: False where the weights are a public checkpoint: then only their hash is written.
             checkpoint: what people call these weights.
         """
-        found = {
-            term.name: state for term in self.terms if "precision" in (state := self._memory.states.get(term.name, {}))
-        }
+        found = {term.name: state for term in self.terms if "mean" in (state := self._memory.states.get(term.name, {}))}
         if self.in_task or len(found) != 1:
             reason = (
                 "a task is being learned"
@@ -257,8 +255,7 @@ class Guard(ABC):
                 f"{path} was measured by the {found.fisher!r} Fisher and this guard has fisher={kind!r}; a strength belongs to "
                 f"a kind, so they are not mixed. Give fisher={found.fisher!r} and a strength for it"
             )
-        known = found.over(dict(unwrapped(model).named_parameters()), str(path))
-        self._memory.states[term.name] = {"mean": known.mean, "precision": known.precision}
+        self._memory.states[term.name] = term.from_posterior(found, unwrapped(model), str(path))
         self._memory.tasks_done = found.tasks
         return found
 
@@ -302,6 +299,11 @@ class Term(TermFunctions, Guard):
     def terms(self) -> tuple[Term, ...]:
         """The terms of the sum: this method alone."""
         return (self,)
+
+    def from_posterior(self, posterior: Posterior, model: nn.Module, where: str) -> State:
+        """The state that a posterior file gives; `where` is the file, for messages."""
+        known = posterior.over(dict(model.named_parameters()), where)
+        return {"mean": known.mean, "precision": known.precision}
 
 
 class Sum(Guard):

@@ -30,7 +30,9 @@ def add_pull(
     for entry in entries:
         weight = entry.weight
         grad = weight.grad
-        if grad is None or entry.center is None or not weight.requires_grad:  # frozen meanwhile
+        if grad is None or not weight.requires_grad:  # frozen meanwhile
+            continue
+        if entry.center is None and entry.extra is None:
             continue
         if entry.grad is not None and entry.holds_pull(grad):
             if by is not None:
@@ -41,8 +43,12 @@ def add_pull(
                 f"weight {entry.name!r} has a sparse gradient, which cannot hold the pull. "
                 "Use sparse=False, or leave the weight out with params="
             )
-        center, curvature, slope = entry.follow()
         added.append((entry, grad))
+        if entry.extra is not None:
+            _add_extra(grad, entry.extra(), scale)
+        if entry.center is None:
+            continue
+        center, curvature, slope = entry.follow()
         if scale is not None or grad.dtype is not center.dtype:
             _add_one(weight, grad, center, curvature, slope, scale)
             continue
@@ -90,6 +96,11 @@ def _refuse_second(entry: GuardedWeight, optimizer: Optimizer) -> None:
             "gradient, so its pull would count twice. Give each weight to one optimiser, or compute a new gradient "
             "before the second step"
         )
+
+
+@torch.no_grad()
+def _add_extra(grad: Tensor, pull: Tensor, scale: Tensor | None) -> None:
+    grad.add_(pull if scale is None else pull * scale.to(pull))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,27 @@ class WeightMovedError(RuntimeError):
 class GuardedWeight:
     """A weight that is watched, and pulled where the quadratic knows it."""
 
-    __slots__ = ("at", "by", "center", "curvature", "grad", "grad_version", "name", "slope", "sum", "version", "weight")
+    __slots__ = (
+        "at",
+        "by",
+        "center",
+        "curvature",
+        "extra",
+        "grad",
+        "grad_version",
+        "name",
+        "slope",
+        "sum",
+        "version",
+        "weight",
+    )
 
     def __init__(self, name: str, weight: nn.Parameter) -> None:
         self.name, self.weight = name, weight
         self.center: Tensor | None = None  # θ*
         self.curvature: Tensor | None = None  # D
         self.slope: Tensor | None = None  # c
+        self.extra: Callable[[], Tensor] | None = None  # a pull that is no diagonal quadratic
         self.at: tuple[torch.dtype | None, torch.device | None] = (None, None)  # what these were converted for
         self.version = weight._version
         self.sum = self.checksum()

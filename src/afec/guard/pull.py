@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from afec.gaussian import Quadratic
 from afec.guard.gradients import add_pull, is_skipped, scale_of
+from afec.guard.low_rank import LowRankPull
 from afec.guard.marks import GuardedWeight, WeightMovedError
 from afec.guard.steps import Observer
 
@@ -44,6 +46,7 @@ class Puller:
         self.model = model
         self.guarded = {id(weight): GuardedWeight(name, weight) for name, weight in weights.items()}
         self.quadratic: Quadratic | None = None
+        self.low_rank: Sequence[LowRankPull] = ()
         self.observer: Observer | None = None  # of methods that look at every step (SI, RWALK)
         self.movers: Sequence[Mover] = ()
         self.steps = 0
@@ -60,9 +63,20 @@ class Puller:
 
     # -- life -----------------------------------------------------------------------------------------------------
 
-    def set(self, quadratic: Quadratic) -> None:
-        """Pull by this quadratic from now on. Weights that it does not know are watched, not pulled."""
-        self.quadratic = quadratic if quadratic.center else None
+    @property
+    def pulls(self) -> bool:
+        """Whether there is anything to pull by."""
+        return self.quadratic is not None or bool(self.low_rank)
+
+    def set(self, quadratic: Quadratic, low_rank: Sequence[LowRankPull] = ()) -> None:
+        """Pull by this quadratic from now on, and by those on products of two weights. Other weights are only watched."""
+        self.quadratic, self.low_rank = quadratic if quadratic.center else None, low_rank
+        for entry in self.guarded.values():
+            entry.extra = None
+        for one in low_rank:
+            for weight in (one.weight.a, one.weight.b):
+                if id(weight) in self.guarded:
+                    self.guarded[id(weight)].extra = partial(one.pull, weight)
         for entry in self.guarded.values():
             entry.set(quadratic)
 
@@ -160,12 +174,16 @@ class Puller:
 
     def penalty(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """The merged penalty at the present weights, or at others."""
+        if self.low_rank and weights is not None:
+            raise ValueError('the penalty of EWC(on="delta") is known at the present weights only; call penalty()')
+        extra = sum((one.penalty() for one in self.low_rank), torch.zeros(()))
         if self.quadratic is None:
-            return torch.zeros(())
+            return extra
         center = self.quadratic.center
         here = {e.name: e.weight for e in self.guarded.values()} if weights is None else weights
         known = {name: here[name].detach() for name in center if name in here}
-        return self.quadratic.penalty({name: weight.to(center[name]) for name, weight in known.items()})
+        found = self.quadratic.penalty({name: weight.to(center[name]) for name, weight in known.items()})
+        return found + extra.to(found)
 
     def refuse_climbing(self, optimizer: Optimizer) -> None:
         """An optimiser that maximises would be pushed away from θ* by the pull."""
@@ -189,9 +207,9 @@ class Puller:
         closure = args[1] if positional else kwargs.get("closure")
         if self.observer is not None:
             self.observer.before(self._entries(optimizer))
-        if self.quadratic is not None:
+        if self.pulls:
             self.refuse_climbing(optimizer)
-        if closure is None and (self.quadratic is not None or self.observer is not None):
+        if closure is None and (self.pulls or self.observer is not None):
             self._pull_step(optimizer)
         if closure is None:
             return None
@@ -212,7 +230,7 @@ class Puller:
             finally:
                 self._in_closure = not outermost
             self._add_pull(entries, optimizer)
-            searches = self._line_search and outermost and self.quadratic is not None
+            searches = self._line_search and outermost and self.pulls
             return loss + self.penalty() if searches and loss is not None else loss
 
         closure_and_pull.pulls_for = self  # type: ignore[attr-defined]

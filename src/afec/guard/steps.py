@@ -207,9 +207,14 @@ def _unscaled(grad: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _pull_of(entry: GuardedWeight) -> Tensor:
+    extra = None if entry.extra is None else entry.extra()
+    if entry.center is None:
+        assert extra is not None, "a gradient that holds the pull has one"
+        return extra
     center, curvature, slope = entry.follow()
     pull = curvature * (entry.weight.detach().to(center) - center)
-    return pull if slope is None else pull + slope
+    pull = pull if slope is None else pull + slope
+    return pull if extra is None else pull + extra.to(pull)
 
 
 def _finite(tensors: list[Tensor]) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from afec.fisher import Kind, Power, Problem, choose_kind, estimate
@@ -25,9 +25,10 @@ from afec.fisher.checks import check_request
 from afec.fisher.estimate import taken_apart
 from afec.fisher.positions import settled, that_count
 from afec.fisher.untouched import buffers_kept, untouched
-from afec.gaussian import Gaussian, merge
-from afec.guard.borrow import borrowed
+from afec.gaussian import Gaussian, Quadratic, merge
+from afec.guard.borrow import borrowed, load
 from afec.guard.distributed import processes_of
+from afec.guard.low_rank import LowRankPull
 from afec.guard.memory import Memory, State
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
@@ -82,6 +83,10 @@ class TermFunctions(ABC):
         """The task state on entry; it lives as long as the task."""
         return {}
 
+    def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic) -> Mapping[str, Tensor]:
+        """Weights to start the task from, by name, given all that pulls; by default none: it starts where it is."""
+        return {}
+
     def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
         """The new task state at `task.epoch()`."""
         return task_state
@@ -119,6 +124,10 @@ class TermFunctions(ABC):
     @abstractmethod
     def quadratics(self, task: GuardedTask, state: State, task_state: State) -> list[tuple[float, Gaussian]]:
         """The weighted Gaussians that pull during the task."""
+
+    def low_rank(self, task: GuardedTask, state: State, task_state: State) -> list[LowRankPull]:
+        """The pulls on products of two weights (LoRA) during the task, beside `quadratics`."""
+        return []
 
     def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """About what `quadratics` would give in the next task, in a few seconds, for `check`; None if it cannot tell."""
@@ -200,6 +209,8 @@ class GuardedTask:
                 here = {key: at[key].detach().to(mean) for key, mean in gaussian.mean.items()}
                 value = weight * gaussian.penalty(here)
                 total[term.pull_name] = total[term.pull_name].to(value) + value
+            for one in self._low_rank(term) if weights is None else ():
+                total[term.pull_name] = total[term.pull_name] + one.penalty()
         return total
 
     def bookmark(self) -> None:
@@ -271,12 +282,26 @@ class GuardedTask:
         finally:
             self.weights = everything
 
+    @contextmanager
+    def measuring(self, weights: Mapping[str, nn.Parameter]) -> Iterator[None]:
+        """Inside, what is measured is measured on these weights of the model, frozen ones too."""
+        everything, self.weights = self.weights, dict(weights)
+        frozen = [weight for weight in weights.values() if not weight.requires_grad]
+        for weight in frozen:
+            weight.requires_grad_(True)
+        try:
+            yield
+        finally:
+            self.weights = everything
+            for weight in frozen:
+                weight.requires_grad_(False)
+
     @property
     def idle(self) -> bool:
         """Whether the guard will neither pull nor watch any step of this task, as most do in the first one."""
         later = any(term.acts_later(self.task_states[term.name]) for term in self.terms)
         puller = self._puller
-        return puller.quadratic is None and puller.observer is None and not puller.movers and not later
+        return not puller.pulls and puller.observer is None and not puller.movers and not later
 
     @property
     def steps(self) -> int:
@@ -517,10 +542,13 @@ class GuardedTask:
             if term.name not in self.task_states:
                 with self.only(term):
                     self.task_states[term.name] = term.begin_task(self, self.state_of(term))
-        self._merge()
+        total = self._merge()
+        moved = self.memory.task_states is None and self._move_to_first_weights(total)
         self._puller.observer = observer_of(self.terms, self._after_step, reduces=self.processes.several)
         self._puller.movers = [mover for term in self.terms if (mover := self._mover(term)) is not None]
         self._puller.attach()
+        if moved:
+            self.accept()
         self.started = True
 
     def _loss_of_epoch(self, told: float | Tensor | None) -> float | None:
@@ -564,8 +592,25 @@ class GuardedTask:
         with self.only(term):
             return term.quadratics(self, self.state_of(term), self.task_states[term.name])
 
-    def _merge(self) -> None:
-        self._puller.set(merge([quadratic for term in self.terms for quadratic in self._quadratics(term)]))
+    @torch.no_grad()
+    def _move_to_first_weights(self, total: Quadratic) -> bool:
+        """Put the weights where a term wants them to start from; returns whether one does."""
+        found: dict[str, Tensor] = {}
+        for term in self.terms:
+            with self.only(term):
+                found.update(term.first_weights(self, self.task_states[term.name], total))
+        if found:
+            load(self.model, found)
+        return bool(found)
+
+    def _merge(self) -> Quadratic:
+        total = merge([quadratic for term in self.terms for quadratic in self._quadratics(term)])
+        self._puller.set(total, [pull for term in self.terms for pull in self._low_rank(term)])
+        return total
+
+    def _low_rank(self, term: TermFunctions) -> list[LowRankPull]:
+        with self.only(term):
+            return term.low_rank(self, self.state_of(term), self.task_states[term.name])
 
     def _close(self) -> None:
         self._puller.detach()

@@ -21,7 +21,7 @@ from typing import Any, Literal, final
 
 from torch import Tensor
 
-from afec.gaussian import Gaussian, forgetting_from_beta, grown
+from afec.gaussian import Gaussian, Quadratic, forgetting_from_beta, grown
 from afec.guard import (
     NO_OPTIMIZER,
     FisherFields,
@@ -84,6 +84,11 @@ class AFEC(FisherFields, OptionTerm):
         doc="`sequential` (θ_e to the end, F_e once, then θ: the paper's Algorithm 1) or `interleaved` (one epoch of θ_e and a "
         "new F_e at each `task.epoch()`: the released code).",
     )
+    start: Literal["merged"] | None = option(
+        default=None,
+        doc="`merged`: θ starts at the mode of the product of all Gaussians that pull, (λF·θ* + λ_eF_e·θ_e) / (λF + λ_eF_e), "
+        "and not where the old tasks left it.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,6 +123,11 @@ class AFEC(FisherFields, OptionTerm):
         if self.schedule == "interleaved" and self.epochs is not None:
             raise ValueError(
                 'AFEC: schedule="interleaved" trains θ_e one epoch at each task.epoch(); leave epochs= out'
+            )
+        if self.schedule == "interleaved" and self.start == "merged":
+            raise ValueError(
+                'AFEC: start="merged" needs θ_e before θ is trained, and schedule="interleaved" trains both side by side; '
+                "leave one of them out"
             )
 
     # -- the functions of a term ----------------------------------------------------------------------------------
@@ -155,6 +165,12 @@ class AFEC(FisherFields, OptionTerm):
             if any(term.asks_alone for term in task.terms):
                 task.alone = task.now_alone()
             return {"kept": self._kept_after(task, kept), **self._posterior(task, "sequential")}
+
+    def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic) -> dict[str, Tensor]:
+        """The merged weights, where θ is to start from them."""
+        if self.start != "merged" or "mean" not in task_state:
+            return {}
+        return total.mode(dict(task.model.named_parameters()))
 
     def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
         """One epoch of θ_e and a new F_e, under the interleaved schedule."""

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from afec.gaussian import Gaussian
-from afec.guard import FisherFields, GuardedTask, State, option
-from afec.methods.regulariser import Regulariser
+from afec.guard import GuardedTask, State, option
+from afec.methods.delta import FisherRegulariser
 
 __all__ = ["EWC"]
 
 
 @final
-class EWC(FisherFields, Regulariser):
+class EWC(FisherRegulariser):
     """Pull each weight to where the old tasks left it, by how much it mattered to them."""
 
     name = "ewc"
@@ -41,7 +41,6 @@ class EWC(FisherFields, Regulariser):
         at_most=1,
         doc="γ in [0, 1] of the online Fisher, F ← γ·F + F_t, or `mean`, the running average over the tasks.",
     )
-
     anchors: Literal["latest", "each"] | None = option(
         default=None,  # not a word, so that configurations from before the option stay the same
         doc="Around which weights tasks are held: `latest` (if not given), where the last one ended, or `each` task's own end, "
@@ -53,18 +52,14 @@ class EWC(FisherFields, Regulariser):
         """The running average of the paper, or γ."""
         return self.decay
 
-    def cannot_measure(self, task: GuardedTask) -> str | None:
-        """A likelihood, for a Fisher that needs one."""
-        return task.refuses(self.fisher_options)
-
     def importance(self, task: GuardedTask, task_state: State) -> dict[str, Tensor]:
         """The Fisher information of the task."""
-        return task.fisher(self.fisher_options, "ewc")
+        return self.fisher_of_task(task)
 
-    def anchor(self, old: Gaussian | None, new: Gaussian, task: int) -> dict[str, Tensor]:
+    def mean_over_tasks(self, old: Gaussian | None, new: Gaussian, task: int) -> dict[str, Tensor]:
         """The latest weights; or where the quadratics of all tasks together are least."""
         if old is None or self.anchors != "each":
-            return super().anchor(old, new, task)
+            return super().mean_over_tasks(old, new, task)
         counts = task - 1 if self.decay == "mean" else 1.0  # how the old precision counts beside the new one
         found = dict(new.mean)
         for name in new.mean.keys() & old.mean.keys():

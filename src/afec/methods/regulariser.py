@@ -218,9 +218,9 @@ class Regulariser(OptionTerm):
             old = Gaussian(state["mean"], precision).grown_to(dict(task.model.named_parameters()))
         new = Gaussian(task.values(), self.importance(task, task_state))
         total = running_average(old, new, task.number + 1) if how == "mean" else running_sum(old, new)
-        return {"mean": total.mean | self.anchor(old, new, task.number + 1), "precision": total.precision}
+        return {"mean": total.mean | self.mean_over_tasks(old, new, task.number + 1), "precision": total.precision}
 
-    def anchor(self, old: Gaussian | None, new: Gaussian, task: int) -> dict[str, Tensor]:
+    def mean_over_tasks(self, old: Gaussian | None, new: Gaussian, task: int) -> dict[str, Tensor]:
         """Around which weights the tasks so far are held, `task` of them, the new one included: the latest ones."""
         return new.mean
 

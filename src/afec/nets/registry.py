@@ -13,6 +13,7 @@ from afec.nets.cnn6 import CNN6
 from afec.nets.games import MLP, AtariNet, MinAtarNet
 from afec.nets.lenet import LeNet
 from afec.nets.omniglot import OmniglotNet
+from afec.nets.residual import ResNet18, ResNet32
 from afec.nets.resnet import ResNet10
 from afec.nets.small import DigitsBackbone
 from afec.nets.vgg import vgg11, vgg11bn
@@ -27,6 +28,8 @@ NETS = Registry(
         Record("vgg11", vgg11, "VGG11's eight convolutions, for colour images of 32×32 pixels"),
         Record("vgg11bn", vgg11bn, "VGG11 with batch-norm, its statistics shared by all tasks or each task's own"),
         Record("resnet10", ResNet10, "a residual net of four blocks with batch-norm, like vgg11bn"),
+        Record("resnet32", ResNet32, "ResNet-32 for replay, for colour images of 32×32 pixels"),
+        Record("resnet18", ResNet18, "ResNet-18 for replay, for colour images of 224×224 pixels"),
         Record("cnn6", CNN6, "the paper's six convolutions and a hidden layer, for colour images of 32×32 pixels"),
         Record("omniglot", OmniglotNet, "four convolutions, for grey images of 28×28 pixels"),
         Record("alexnet", AlexNet, "AlexNet without its head, for colour images of 224×224 pixels"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from afec.lab import RunConfig
 
-__all__ = ["Published", "published", "published_after", "published_transfer"]
+__all__ = ["Published", "published", "published_after", "published_replay", "published_transfer"]
 
 REGRESSION = "cifar10-regression"
 TASKS = {"two-task": 2, "ten-task": 10}
@@ -46,6 +46,11 @@ def published(config: RunConfig, tasks: int) -> Published | None:
 def published_transfer(config: RunConfig) -> Published | None:
     """The paper's accuracy of new heads on the final features."""
     return _of(_regression(config), config) if config.stream.get("setting") == "transfer" else None
+
+
+def published_replay(config: RunConfig) -> Published | None:
+    """The paper's average incremental accuracy, 20 exemplars a class."""
+    return _of(_tables()["replay"].get(config.benchmark, {}), config)
 
 
 def _regression(config: RunConfig) -> dict[str, list[float]]:

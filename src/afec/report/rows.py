@@ -28,6 +28,9 @@ class Parts(NamedTuple):
     new: str
 
 
+NO_MEMORY = "none"
+BOUNDS = ("all", NO_MEMORY)
+"""What joint training and methods without a memory keep: beside these any memory may stand."""
 TASK = Parts("aac", "old_accuracy", "new_accuracy")
 CLASS = Parts("average_incremental_accuracy", "old_class_accuracy", "new_class_accuracy")
 SYMBOLS = {"prior": "λ_p"}
@@ -53,6 +56,24 @@ class Row:
         """What rows must share to be compared: tasks, scenario, net and the kind of score."""
         config = self.config
         return repr((config.benchmark, config.scale, config.score, _sorted(config.stream), _sorted(config.net)))
+
+    @property
+    def memory(self) -> str:
+        """How many examples of old classes it keeps: `20 a class`, `2000 in all`, `all` or `none`."""
+        if self.config.method == "joint":
+            return "all"
+        for settings in self.config.settings.values():
+            if "total" in settings:
+                return f"{settings['total']} in all"
+            if "per_class" in settings:
+                return f"{settings['per_class']} a class"
+        return NO_MEMORY
+
+    @property
+    def prediction(self) -> str:
+        """By which rule it predicts."""
+        rules = [str(settings["prediction"]) for settings in self.config.settings.values() if "prediction" in settings]
+        return rules[0] if rules else "classifier"
 
     @property
     def kind(self) -> ScoreKind:
@@ -212,9 +233,17 @@ def _metrics(row: Row, one: Reading, split: str, scratch: NDArray[np.float64] | 
 
 def problems(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """The rows that can be compared, together, each group with the keys of stream and net that tell it from the others."""
-    groups: dict[str, list[Row]] = {}
+    by_problem: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.problem, []).append(row)
+        by_problem.setdefault(row.problem, []).append(row)
+    groups: dict[str, list[Row]] = {}
+    memories: dict[str, str] = {}  # of the groups that another memory has divided
+    for problem, alike in by_problem.items():
+        kept = list(dict.fromkeys(row.memory for row in alike if row.memory not in BOUNDS)) or [NO_MEMORY]
+        for memory in kept:
+            key = problem if len(kept) == 1 else f"{problem}, memory {memory}"
+            groups[key] = [row for row in alike if row.memory in (memory, *BOUNDS)]
+            memories[key] = memory if len(kept) > 1 else ""
     for group in groups.values():  # what all rows of a group share need not stand in each
         _tell_apart(group)
     firsts = [group[0].config for group in groups.values()]
@@ -229,8 +258,12 @@ def problems(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
         ", ".join(f"{key.removesuffix(' name')} {keys[key]}" for key in differing if key in keys and key != "name")
         for keys in flat
     ]
-    if len(groups) == 1:  # a table by itself says it as well
-        marks = [_own_mark(firsts[0])]
+    if len(by_problem) == 1:  # a table by itself says it as well
+        marks = [_own_mark(firsts[0])] * len(groups)
+    marks = [
+        ", ".join(part for part in (mark, f"memory {memory}" if memory else "") if part)
+        for mark, memory in zip(marks, memories.values(), strict=True)
+    ]
     return list(zip(marks, groups.values(), strict=True))
 
 
@@ -238,7 +271,7 @@ def _own_mark(config: RunConfig) -> str:
     """What the title of a table says of its tasks and net even where nothing differs: results mean nothing without it."""
     net = config.net.get("name", "none")
     if config.stream.get("scenario") == "class":
-        return f"scenario class, net {net}"
+        return f"scenario class, class order {config.stream.get('class_order', 'seed')}, net {net}"
     if "setting" in config.stream:
         return f"setting {config.stream['setting']}, net {net}"
     if "size" in config.stream and net == "alexnet":

@@ -13,9 +13,9 @@ from afec.experiments import ScoreKind
 from afec.lab.spec import FULL
 from afec.report.comparison import Comparison, compare
 from afec.report.decade_table import decade_table
-from afec.report.paper import Published, published, published_after, published_transfer
+from afec.report.paper import Published, published, published_after, published_replay, published_transfer
 from afec.report.reading import Runs, mean
-from afec.report.rows import Row, ordered, problems, rows_of
+from afec.report.rows import NO_MEMORY, Row, ordered, problems, rows_of
 from afec.report.statistics import mean_and_std, number
 from afec.report.table import UNKNOWN, Cell, Column, Table, print_table
 from afec.report.unit_table import unit_table
@@ -41,12 +41,17 @@ CLASS = {
     "final_accuracy": "all classes: accuracy over all classes after the last phase",
     "old_class_accuracy": "old classes: after the last phase, over the classes of all phases before it",
     "new_class_accuracy": "new classes: after the last phase, over its own classes",
+    "forgetting": "forgetting: how far the classes of old phases are below their best {score}, lower is better",
 }
 """The metrics of the two scenarios, by their names in `afec.metrics`: the name of the column and what it means."""
 CSV = ("aac", "old_accuracy", "new_accuracy", "mean_new_task_accuracy", "bwt", "fwt_vs_scratch", "transfer")
 LOWER_IS_BETTER = ("forgetting",)
-GAINS = ("aac", "old_accuracy", "new_accuracy", "mean_new_task_accuracy", "transfer", *CLASS)
+GAINS = (
+    "aac", "old_accuracy", "new_accuracy", "mean_new_task_accuracy", "transfer",
+    *(metric for metric in CLASS if metric not in LOWER_IS_BETTER),
+)  # fmt: skip
 COMPUTE = "compute: samples learned from or measured on (θ_e, Fisher and importance included), relative to finetune"
+MEMORY = "memory: how many old images are kept; rows of another memory are in another table"
 BOLD = "Bold: the best mean of a column, whether or not the difference means anything."
 RECALLED = (
     " *: some trainings were recalled from earlier runs and not done again, so these CPU times cannot be compared."
@@ -93,10 +98,16 @@ def results(rows: Sequence[Row], mark: str = "") -> Table:
     papers = {
         "aac": [published(row.config, tasks) for row in rows],
         "transfer": [published_transfer(row.config) for row in rows],
+        "average_incremental_accuracy": [published_replay(row.config) for row in rows],
     }
     unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune" and row.samples])
     seeds = len({seed for row in rows for seed in row.metrics})
     columns: Columns = [(Column("method", kind="label"), [_label(row, seeds) for row in rows])]
+    if any(row.memory != NO_MEMORY for row in rows):
+        columns += [
+            (Column("memory", MEMORY, kind="text"), [Cell(row.memory) for row in rows]),
+            (Column("prediction", kind="text"), [Cell(row.prediction) for row in rows]),
+        ]
     for metric in metrics:
         values, lower = [row.values(metric) for row in rows], metric in LOWER_IS_BETTER
         columns += _scores(rows, names[metric], values, papers.get(metric, []), lower)
@@ -227,11 +238,15 @@ def to_csv(rows: Sequence[Row]) -> str:
     """One line for each row and seed, scores as they are in scores.csv; empty where a metric does not exist."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    more = [metric for metric in (*TASK, *CLASS) if metric not in CSV]
+    more = [metric for metric in dict.fromkeys((*TASK, *CLASS)) if metric not in CSV]
     columns = ("benchmark", "scale", "tasks", "method", "hash", "seed", *CSV, "epochs", "samples", *more, "score")
     writer.writerow(columns)
+    written = set[int]()
     for mark, group in problems(rows):
         for row in group:
+            if id(row) in written:  # without a memory it stands beside every memory
+                continue
+            written.add(id(row))
             for seed in sorted(row.metrics):
                 known = {m: "" if math.isnan(v) else f"{v:.6f}" for m, v in row.metrics[seed].items()}
                 config, first, last = row.config, [known.get(m, "") for m in CSV], [known.get(m, "") for m in more]

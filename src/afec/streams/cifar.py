@@ -24,7 +24,7 @@ import torch
 
 from afec.data import CIFAR, load_cifar10, load_cifar100
 from afec.naming import unknown
-from afec.streams.classes import blocks, check_scenario, check_sizes, ordered
+from afec.streams.classes import blocks, check_scenario, check_sizes, first_of_each, ordered
 from afec.streams.images import CropFlip, Normalise
 from afec.streams.task import Scenario, Split, Stream, Task
 
@@ -53,7 +53,7 @@ def cifar100_sc(
     Args:
         seed: the order of the tasks, and which images are for validation.
         tasks: how many of the 20 tasks, from the first of the order on.
-        validation: the part of a task's training images to tune on.
+        validation: the part of a task's training images to tune on; 0: none, for a schedule that needs none.
         images: at most so many images of each task to train on; validation and test shrink in the same proportion.
         augment: random crops and mirror images in training.
         scenario: `task`, or `class`: the task is not known when predicting.
@@ -83,6 +83,7 @@ def cifar100(
     scenario: Scenario = "task",
     class_order: str = "seed",
     sizes: Sequence[int] | None = None,
+    images_per_class: int | None = None,
     *,
     root: Root = None,
 ) -> Stream:
@@ -94,12 +95,14 @@ def cifar100(
         classes: how many classes a task has; a divisor of 100.
         split: of the class order `seed`: `official` (tasks of classes by their numbers, in random order) or `paper` (classes at
             random).
-        validation: the part of a task's training images to tune on.
+        validation: the part of a task's training images to tune on; 0: none, for a schedule that needs none.
         images: at most so many images of each task to train on; validation and test shrink in the same proportion.
         augment: random crops and mirror images in training.
         scenario: `task`, or `class`: the task is not known when predicting.
-        class_order: `seed`, `sorted`, `lucir-1993`, or the path of a list (`afec.streams.classes`).
+        class_order: `seed`, `sorted`, `lucir-1993`, `icarl`, or the path of a list (`afec.streams.classes`).
         sizes: how many classes each task has, instead of `classes`, e.g. `[50, 10, 10, 10, 10, 10]`. Classes may be left over.
+        images_per_class: at most so many images of each class to train on; those for validation shrink in the same proportion,
+            those for the test stay.
         root: where the data are; see `afec.data.data_root`.
     """
     if not isinstance(classes, int) or not 2 <= classes <= 100 or 100 % classes:
@@ -114,7 +117,11 @@ def cifar100(
             "split='paper', or another class order, such as 'lucir-1993'"
         )
     data = load_cifar100(root)
-    make = _Maker(data, CIFAR100_COLOURS, seed, validation, images, augment)
+    if images_per_class is not None and (not isinstance(images_per_class, int) or images_per_class < 1):
+        raise ValueError(
+            f"cifar100 got images_per_class={images_per_class!r}; give how many of each class to train on at most, from 1 on"
+        )
+    make = _Maker(data, CIFAR100_COLOURS, seed, validation, images, augment, most=images_per_class)
     if class_order == "seed":
         found = _blocks(100, counts, seed, split)
     else:
@@ -163,6 +170,8 @@ class _Maker:
     augment: bool
     first: int = 0
     """The number of the dataset's first class in the whole stream."""
+    most: int | None = None
+    """At most so many images of a class to train on."""
 
     def __call__(self, name: str, classes: Sequence[int]) -> Task:
         """The task of these classes, which are numbered from 0 in the order given."""
@@ -172,16 +181,22 @@ class _Maker:
             (numbers[labels] >= 0).nonzero().flatten() for labels in (self.data.train_labels, self.data.test_labels)
         )
         learn = learn[torch.tensor(_shuffled(len(learn), self.seed))]
-        tuning = max(1, round(self.validation * len(learn)))
+        tuning = max(1, round(self.validation * len(learn))) if self.validation else 0
         rows = [learn[tuning:], learn[:tuning], test]
         if len(rows[0]) == 0:
             raise ValueError(f"validation={self.validation} leaves none of {len(learn)} images to train on; lower it")
         if self.images is not None and self.images < len(rows[0]):
             part = self.images / len(rows[0])
-            rows = [these[: max(1, round(part * len(these)))] for these in rows]
+            rows = [these[: max(1, round(part * len(these)))] for these in rows]  # of no validation images none
+        if self.most is not None:
+            labels, every = self.data.train_labels, max(1, len(rows[0]))
+            shares = [self.most, -(-self.most * len(rows[1]) // every)]
+            rows[:2] = [first_of_each(these, labels[these], most) for these, most in zip(rows[:2], shares, strict=True)]
         train, validation = (
-            Split(self.data.train_images[these], numbers[self.data.train_labels[these]]) for these in rows[:2]
+            Split(self.data.train_images[these], numbers[self.data.train_labels[these]]) if len(these) else None
+            for these in rows[:2]
         )
+        assert train is not None, "seen to above"
         exam = Split(self.data.test_images[rows[2]], numbers[self.data.test_labels[rows[2]]])
         return Task(
             name, train, validation, exam, outputs=len(classes), loss="cross_entropy", prepare=self.colours,
@@ -221,8 +236,10 @@ def _check(
     check_scenario(stream, scenario)
     if tasks is not None and (not isinstance(tasks, int) or not 1 <= tasks <= most):
         raise ValueError(f"{stream} got tasks={tasks!r}; it has {most} tasks, so give a number from 1 to {most}")
-    if not 0 < validation < 1:
-        raise ValueError(f"{stream} got validation={validation}; it is a part of the images, above 0 and below 1")
+    if not 0 <= validation < 1:
+        raise ValueError(
+            f"{stream} got validation={validation}; it is a part of the images, above 0 and below 1, or 0 for none"
+        )
     if images is not None and (not isinstance(images, int) or images < 1):
         raise ValueError(
             f"{stream} got images={images!r}; give how many images of a task to train on at most, from 1 on"

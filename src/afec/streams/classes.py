@@ -3,6 +3,8 @@
 A class order is `seed` (drawn by the seed of the run), `sorted` (by the numbers that the dataset gives its classes), an order
 of the literature by its name, or the path of a text file with one class a line, by name or by number.
 
+`icarl` is the order of iCaRL's CIFAR-100.
+
 `lucir-1993` is what NumPy's generator with the seed 1993 shuffles 0, 1, … to: the order of LUCIR and of PODNet's ImageNet.
 """
 
@@ -15,14 +17,24 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from afec.data.root import DataError, data_root
 from afec.naming import did_you_mean, unknown
 from afec.streams.task import Scenario
 
-__all__ = ["ORDERS", "blocks", "check_scenario", "check_sizes", "ordered"]
+__all__ = ["ORDERS", "blocks", "check_scenario", "check_sizes", "first_of_each", "ordered"]
 
-ORDERS = ("seed", "sorted", "lucir-1993")
+ORDERS = ("seed", "sorted", "lucir-1993", "icarl")
+# fmt: off
+ICARL = (
+    87, 0, 52, 58, 44, 91, 68, 97, 51, 15, 94, 92, 10, 72, 49, 78, 61, 14, 8, 86, 84, 96, 18, 24, 32,
+    45, 88, 11, 4, 67, 69, 66, 77, 47, 79, 93, 29, 50, 57, 83, 17, 81, 41, 12, 37, 59, 25, 20, 80, 73,
+    1, 28, 6, 46, 62, 82, 53, 9, 31, 75, 38, 63, 33, 74, 27, 22, 36, 3, 16, 21, 60, 19, 70, 90, 89,
+    43, 5, 42, 65, 76, 40, 30, 23, 85, 2, 95, 56, 48, 71, 64, 98, 13, 99, 7, 34, 55, 54, 26, 35, 39,
+)
+# fmt: on
 
 
 def ordered(
@@ -39,6 +51,10 @@ def ordered(
         return list(range(len(names)))
     if class_order == "lucir-1993":
         return [int(number) for number in np.random.RandomState(1993).permutation(len(names))]
+    if class_order == "icarl":
+        if len(names) != len(ICARL):
+            raise ValueError(f"{stream} has {len(names)} classes, and class_order='icarl' is of the 100 of CIFAR-100")
+        return list(ICARL)
     file = Path(str(class_order)).expanduser()
     file = file if file.is_file() else data_root(root) / file
     if not file.is_file():
@@ -93,3 +109,11 @@ def check_scenario(stream: str, scenario: str) -> None:
 def blocks(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """The order, cut into tasks; classes may be left over."""
     return [list(order[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def first_of_each(rows: Tensor, labels: Tensor, most: int) -> Tensor:
+    """The first `most` rows of each class, in their order; `labels` has the class of each row."""
+    kept = torch.zeros(len(rows), dtype=torch.bool)
+    for one in set(labels.tolist()):
+        kept[(labels == one).nonzero().flatten()[:most]] = True
+    return rows[kept]

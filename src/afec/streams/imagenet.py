@@ -40,6 +40,7 @@ def imagenet100(
     scenario: Scenario = "task",
     class_order: str = "seed",
     sizes: Sequence[int] | None = None,
+    images_per_class: int | None = None,
     *,
     root: str | os.PathLike[str] | None = None,
 ) -> Stream:
@@ -56,6 +57,7 @@ def imagenet100(
         scenario: `task`, or `class`: the task is not known when predicting.
         class_order: `seed`, `sorted`, `lucir-1993`, or the path of a list (`afec.streams.classes`).
         sizes: how many classes each task has, instead of `classes`, e.g. `[50, 10, 10, 10, 10, 10]`. Classes may be left over.
+        images_per_class: at most so many images of each class to train on; those for the test stay.
         root: where the data are; see `afec.data.data_root`.
     """
     path = place_of(folder, root)
@@ -72,7 +74,7 @@ def imagenet100(
     labels = torch.tensor([names.index(name) for name in data.names])[data.labels]
     key = hashlib.blake2b("\n".join([str(path.absolute()), *sorted(names)]).encode(), digest_size=4).hexdigest()
     pixels = open_images(f"{path.name}-{key}", data.files, data.base, stored_short(size), root)
-    make = Photographs(pixels, labels, data.for_training, size, COLOURS, seed, images, tuple(names))
+    make = Photographs(pixels, labels, data.for_training, size, COLOURS, seed, images, tuple(names), images_per_class)
     found = [make(f"things {number}", block) for number, block in enumerate(blocks(order, counts), start=1)]
     return Stream("imagenet100", tuple(found), scenario)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from afec.data.cache import ImageCache
-from afec.streams.classes import check_scenario, check_sizes
+from afec.streams.classes import check_scenario, check_sizes, first_of_each
 from afec.streams.images import Normalise
 from afec.streams.task import Scenario, Split, Task
 
@@ -140,6 +140,8 @@ class Photographs:
     """At most so many images of a task to train on; test images shrink in the same proportion."""
     names: tuple[str, ...] = ()
     """The names of the classes."""
+    most_per_class: int | None = None
+    """At most so many images of a class to train on; test images stay."""
 
     def __call__(self, name: str, classes: Sequence[int]) -> Task:
         """The task of these classes, which are numbered from 0 in the order given; no validation images."""
@@ -150,6 +152,8 @@ class Photographs:
         if self.most is not None and self.most < len(learn):
             part = self.most / len(learn)
             learn, test = (_some(rows, max(1, round(part * len(rows)))) for rows in (learn, test))
+        if self.most_per_class is not None:
+            learn = first_of_each(learn, self.labels[learn], self.most_per_class)
         # Not class by class: what is measured on batches in the order of the data is measured on mixed ones.
         learn = learn[torch.from_numpy(np.random.RandomState(self.seed).permutation(len(learn)))]
         return Task(
