@@ -20,6 +20,7 @@ SCRIPTS = [
     ["large.py", "--cost"],
     ["large.py", "--memory"],
     ["report.py"],
+    ["pay.py"],
 ]
 
 if __name__ == "__main__":
