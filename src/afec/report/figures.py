@@ -214,7 +214,7 @@ def compute(rows: Rows) -> Figure:
     unknown = [row.label for row, cost in costs if _searchable(row) and not cost.trials]
     if unknown:
         more += f" Not on the right, because no trials are beside the runs: {', '.join(unknown)}."
-    return _of_several_seeds(shown, _figure("compute", title, CAPTIONS["compute"] + more, *charts))
+    return _figure("compute", title, CAPTIONS["compute"] + more, *charts)
 
 
 def _searchable(row: Row) -> bool:
