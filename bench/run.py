@@ -19,7 +19,9 @@ SCRIPTS = [
     ["large.py"],
     ["large.py", "--cost"],
     ["large.py", "--memory"],
+    ["games.py"],
     ["report.py"],
+    ["pay.py"],
 ]
 
 if __name__ == "__main__":
