@@ -20,6 +20,7 @@ SCRIPTS = [
     ["large.py"],
     ["large.py", "--cost"],
     ["large.py", "--memory"],
+    ["games.py"],
     ["report.py"],
     ["pay.py"],
 ]
