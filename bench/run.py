@@ -11,6 +11,7 @@ SCRIPTS = [
     ["fisher.py"],
     ["fisher.py", "--alexnet"],
     ["language_model.py"],
+    ["memory.py"],
     ["learner.py"],
     ["learner.py", "--pair"],
     ["strategies.py"],
@@ -19,6 +20,7 @@ SCRIPTS = [
     ["large.py"],
     ["large.py", "--cost"],
     ["large.py", "--memory"],
+    ["games.py"],
     ["report.py"],
     ["pay.py"],
 ]

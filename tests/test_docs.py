@@ -97,7 +97,7 @@ def test_commands_exist(page, workplace, monkeypatch, capsys):
             if command[1] == "resume":
                 Path(next((word for word in command[2:] if not word.startswith("-")), "runs")).mkdir(exist_ok=True)
             assert main(command[1:]) == 0, f"{name(page)}: {' '.join(command)}: {capsys.readouterr().err}"
-        elif command[0] == "python" and command[1].startswith(("bench/", "results/")):
+        elif command[0] == "python" and command[1].startswith(("bench/", "results/", "examples/")):
             known = help_of(ROOT / command[1], monkeypatch, capsys)
             for option in command[2:]:
                 assert not option.startswith("--") or option in known

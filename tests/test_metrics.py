@@ -73,7 +73,7 @@ def test_the_summary_has_every_number_under_its_name():
         assert type(value) is float
     of_classes = {"average_incremental_accuracy", "class_summary", "old_class_accuracy", "pooled_curve"}
     scalars = set(metrics.__all__) - {"aac_curve", "new_task_accuracy", "empty_matrix", "summary"} - of_classes
-    scalars -= {"ANY", "FRACTION", "Limits"}
+    scalars -= {"ANY", "FRACTION", "Limits", "accumulated_reward", "forgetting_of_each", "maximum_of_each"}
     assert set(result) == scalars
     assert math.isnan(summary(A)["fwt_vs_scratch"])
 
@@ -279,3 +279,20 @@ def test_returns_are_no_accuracies_and_infinity_is_no_return():
             aac([[0.0], [value]], limits=metrics.ANY)
     with pytest.raises(ValueError, match="has 3.0; scores are finite numbers from 0 to 2"):
         bwt([[0.0], [3.0]], limits=(0, 2))
+
+
+def test_normalised_accumulated_reward_by_hand():
+    nan = float("nan")
+    returns = [[2.0, nan], [4.0, nan], [3.0, 10.0], [1.0, 30.0]]
+    np.testing.assert_allclose(metrics.maximum_of_each(returns), [4.0, 30.0])
+    found = metrics.accumulated_reward(returns, [4.0, 20.0])
+    np.testing.assert_allclose(found, [0.5, 1.0, 0.75 + 0.5, 0.25 + 1.5])
+    with pytest.raises(ValueError, match="cannot be normalised by a maximum of 0 or below"):
+        metrics.accumulated_reward(returns, [4.0, -1.0])
+    with pytest.raises(ValueError, match="evaluations in rows"):
+        metrics.maximum_of_each([1.0, 2.0])
+
+
+def test_forgetting_of_each_task_by_hand():
+    matrix = [[-1.0, -1.0, -1.0], [5.0, 0.0, 0.0], [7.0, 3.0, 0.0], [2.0, 3.5, 9.0]]
+    np.testing.assert_allclose(metrics.forgetting_of_each(matrix, limits=metrics.ANY), [5.0, 0.0, 0.0])

@@ -13,21 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "Derived",
     "Gaussian",
+    "Part",
     "Quadratic",
     "beta_from_forgetting",
     "forgetting_from_beta",
     "grown",
     "log_evidence",
     "merge",
+    "merged_parts",
     "running_average",
     "running_sum",
     "weighted_product",
+    "widened",
 ]
 
 Weights = Mapping[str, Tensor]
@@ -58,12 +63,12 @@ class Gaussian:
 
     def penalty(self, weights: Weights) -> Tensor:
         """½·Σ F·(θ−θ*)², the negative log-density without its constant; differentiable."""
-        terms = [(f * (weights[name] - self.mean[name]) ** 2).sum() for name, f in self.precision.items()]
+        terms = [(widened(f) * (weights[name] - self.mean[name]) ** 2).sum() for name, f in self.precision.items()]
         return 0.5 * _total(terms)
 
     def pull(self, weights: Weights) -> dict[str, Tensor]:
         """F·(θ−θ*), the gradient of `penalty`."""
-        return {name: f * (weights[name] - self.mean[name]) for name, f in self.precision.items()}
+        return {name: widened(f) * (weights[name] - self.mean[name]) for name, f in self.precision.items()}
 
     def only(self, names: Iterable[str]) -> Gaussian:
         """The part over `names`, where it is known."""
@@ -135,30 +140,124 @@ class Quadratic:
         return found
 
 
+class Part(NamedTuple):
+    """One weighted Gaussian's part in one weight."""
+
+    number: int
+    """Of the term, for the order in which terms are added up."""
+
+    weight: float
+    """λ"""
+
+    mean: Tensor
+    precision: Tensor
+
+    def rows(self, some: slice) -> Part:
+        """The part of some rows, as views."""
+        return self._replace(mean=self.mean[some], precision=self.precision[some])
+
+
+@dataclass(frozen=True)
+class Derived:
+    """The function that `merge` gives, to the bit, with nothing kept beside the Gaussians: D and c are derived when asked for.
+
+    `merge` takes two more copies of the weights; this takes more operations at every use.
+    """
+
+    parts: dict[str, list[Part]]
+    """For each weight the terms that know it."""
+
+    @classmethod
+    def of(cls, terms: Sequence[tuple[float, Gaussian]]) -> Derived:
+        """Of weighted Gaussians (λᵢ, pᵢ). Terms of weight zero are dropped."""
+        parts: dict[str, list[Part]] = {}
+        for number, (weight, gaussian) in enumerate(terms):
+            if weight != 0:
+                for name, mean in gaussian.mean.items():
+                    parts.setdefault(name, []).append(Part(number, weight, mean, gaussian.precision[name]))
+        return cls(parts)
+
+    @property
+    def center(self) -> dict[str, Tensor]:
+        """θ*, the mean of the first term that knows a weight; no copies."""
+        return {name: own[0].mean for name, own in self.parts.items()}
+
+    def at(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """θ*, D and c of one weight."""
+        center, curvature, slope, _ = merged_parts(self.parts[name])
+        return center, curvature, slope
+
+    def pull(self, weights: Weights) -> dict[str, Tensor]:
+        """The gradient of `penalty`, D·(θ−θ*) + c."""
+        pulls = {}
+        for name in self.parts:
+            center, curvature, slope = self.at(name)
+            pull = curvature * (weights[name] - center)
+            pulls[name] = pull if slope is None else pull + slope
+        return pulls
+
+    def penalty(self, weights: Weights) -> Tensor:
+        """½·Σ D(θ−θ*)² + Σ c(θ−θ*) + constant."""
+        terms, constants = [], []
+        for place, (name, own) in enumerate(self.parts.items()):
+            center, curvature, slope, apart = merged_parts(own)
+            away = weights[name] - center
+            terms.append((0.5 * curvature * away**2).sum())
+            if slope is not None:
+                terms.append((slope * away).sum())
+            constants += [(number, place, constant) for number, constant in apart]
+        constant = _constant(constants)
+        return _total(terms) + constant.to(terms[0] if terms else constant)
+
+    def mode(self, weights: Weights) -> dict[str, Tensor]:
+        """Where `penalty` is lowest, as `Quadratic.mode` has it."""
+        return self.kept().mode(weights)
+
+    def kept(self) -> Quadratic:
+        """The same with D and c kept."""
+        center, curvature, slope, constants = {}, {}, {}, []
+        for place, (name, own) in enumerate(self.parts.items()):
+            center[name], curvature[name], tilt, apart = merged_parts(own)
+            if tilt is not None:
+                slope[name] = tilt
+            constants += [(number, place, constant) for number, constant in apart]
+        return Quadratic(center, curvature, slope, _constant(constants))
+
+
 def merge(terms: Sequence[tuple[float, Gaussian]]) -> Quadratic:
     """One quadratic for any number of weighted Gaussians (λᵢ, pᵢ), around the first one's mean.
 
     Terms of weight zero are dropped first, so that β = 0 changes no bit of what the others give.
     """
-    center: dict[str, Tensor] = {}
-    curvature: dict[str, Tensor] = {}
-    slope: dict[str, Tensor] = {}
-    constants: list[Tensor] = []
-    for weight, gaussian in terms:
-        if weight == 0:
-            continue
-        for name, mean in gaussian.mean.items():
-            scaled = weight * gaussian.precision[name]
-            if name not in center:
-                center[name], curvature[name] = mean, scaled
-                continue
-            away = center[name] - mean.to(center[name])
-            scaled = scaled.to(away)
-            pull = scaled * away
-            curvature[name] = curvature[name] + scaled
-            slope[name] = slope[name] + pull if name in slope else pull
-            constants.append((0.5 * pull * away).sum())
-    return Quadratic(center, curvature, slope, _total(constants))
+    return Derived.of(terms).kept()
+
+
+def merged_parts(
+    own: Sequence[Part],
+) -> tuple[Tensor, Tensor, Tensor | None, list[tuple[int, Tensor]]]:
+    """θ*, D and c of one weight, and what each later term has as its value at θ*."""
+    first, *others = own
+    center, curvature = first.mean, first.weight * widened(first.precision)
+    slope: Tensor | None = None
+    constants = []
+    for number, weight, mean, precision in others:
+        away = center - mean.to(center)
+        scaled = (weight * widened(precision)).to(away)
+        pull = scaled * away
+        curvature = curvature + scaled
+        slope = pull if slope is None else slope + pull
+        constants.append((number, (0.5 * pull * away).sum()))
+    return center, curvature, slope, constants
+
+
+def _constant(constants: list[tuple[int, int, Tensor]]) -> Tensor:
+    """The sum term by term, as one would write it down: an order of its own would round otherwise."""
+    return _total([constant for *_, constant in sorted(constants, key=lambda one: one[:2])])
+
+
+def widened(precision: Tensor) -> Tensor:
+    """A precision that is stored in 16 bits, in 32: λF would overflow or be rounded once more."""
+    return precision.float() if precision.dtype in (torch.float16, torch.bfloat16) else precision
 
 
 def grown(name: str, was: Tensor, now: Tensor) -> Tensor:
@@ -180,14 +279,15 @@ def running_average(old: Gaussian | None, new: Gaussian, task: int) -> Gaussian:
     """
     if task < 1:
         raise ValueError(f"tasks are counted from 1; got task {task}")
-    mean, precision = dict(new.mean), {name: f / task for name, f in new.precision.items()}
-    for name, f_old in (old.precision if old is not None else {}).items():
+    mean, precision = dict(new.mean), dict[str, Tensor]()
+    known = {} if old is None else old.precision
+    for name, f_new in new.precision.items():
+        precision[name] = (((task - 1) * known[name].to(f_new) + f_new) if name in known else f_new) / task
+    for name, f_old in known.items():
         assert old is not None
         if name in precision:
-            f_new = new.precision[name]
-            precision[name] = ((task - 1) * f_old.to(f_new) + f_new) / task
-        else:
-            mean[name], precision[name] = old.mean[name], f_old * ((task - 1) / task)
+            continue
+        mean[name], precision[name] = old.mean[name], widened(f_old) * ((task - 1) / task)
     return Gaussian(mean, precision)
 
 

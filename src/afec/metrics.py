@@ -27,13 +27,16 @@ __all__ = [
     "Limits",
     "aac",
     "aac_curve",
+    "accumulated_reward",
     "average_incremental_accuracy",
     "bwt",
     "class_summary",
     "empty_matrix",
     "forgetting",
+    "forgetting_of_each",
     "fwt_vs_scratch",
     "fwt_zero_shot",
+    "maximum_of_each",
     "mean_new_task_accuracy",
     "new_accuracy",
     "new_task_accuracy",
@@ -180,6 +183,45 @@ def summary(A: ArrayLike, scratch: ArrayLike | None = None, *, limits: Limits = 
     result = {function.__name__: function(A, limits=limits) for function in functions}
     result["fwt_vs_scratch"] = float("nan") if scratch is None else fwt_vs_scratch(A, scratch, limits=limits)
     return result
+
+
+def forgetting_of_each(A: ArrayLike, *, limits: Limits = FRACTION) -> Floats:  # noqa: N803
+    """Of each task the best A_{i,j}, j ≤ i ≤ T, less A_{T,j}: 0 where it ended at its best; the last one's is 0."""
+    matrix = _matrix(A, limits)
+    return np.array([matrix[j + 1 :, j].max() - matrix[-1, j] for j in range(matrix.shape[1])])
+
+
+def maximum_of_each(returns: ArrayLike) -> Floats:
+    """The highest return that each game reached: of evaluations in rows and games in columns, NaN where not evaluated.
+
+    Of the evaluations while a game itself was learned, this is the paper's "maximum reward of learning each new task".
+    """
+    array = _evaluations(returns)
+    return np.array([column[~np.isnan(column)].max() if (~np.isnan(column)).any() else np.nan for column in array.T])
+
+
+def accumulated_reward(returns: ArrayLike, maxima: ArrayLike) -> Floats:
+    """The paper's normalised accumulated reward after each evaluation: Σ_j R_j / max_j over the games seen so far.
+
+    Args:
+        returns: evaluations in rows and games in columns; NaN for games that were not seen yet.
+        maxima: the highest return of each game under fine-tuning. The ratio means something only where it is positive: others
+            are refused.
+    """
+    array, highest = _evaluations(returns), np.asarray(maxima, dtype=np.float64)
+    if highest.shape != (array.shape[1],) or not (highest > 0).all():
+        raise ValueError(
+            f"maxima is {highest.tolist()}; it needs a positive number for each of the {array.shape[1]} games: "
+            "returns cannot be normalised by a maximum of 0 or below"
+        )
+    return np.asarray(np.nansum(array / highest, axis=1))
+
+
+def _evaluations(returns: ArrayLike) -> Floats:
+    array = _scores(returns, "the returns", ANY)
+    if array.ndim != 2:
+        raise ValueError(f"the returns have shape {array.shape}; they need evaluations in rows and games in columns")
+    return array
 
 
 def _diagonal(matrix: Floats) -> Floats:

@@ -203,3 +203,22 @@ def test_minatar_and_atari_step_and_train_at_smoke(tmp_path):
     for method in ("ewc+afec", "mas+afec", "si", "ewc+recycle", "ewc@sum"):
         directory = run(config(method, "minatar", {}), 0, tmp_path)
         assert len(directory.scores()) == 2 + 1 + 2
+
+
+def test_play_writes_moving_pictures_of_any_game_after_any_game(tmp_path, capsys):
+    from PIL import Image
+
+    directory = run(config("finetune"), 0, tmp_path)
+    clip = tmp_path / "clip.gif"
+    arguments = ["play", str(directory.path), "--game", "cartpole-v1", "-o", str(clip), "--after", "CartPole-v1"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "after CartPole-v1" in said
+    with Image.open(clip) as image:
+        assert getattr(image, "n_frames", 1) > 1
+    assert main(["play", str(directory.path), "--game", "Carpole-v1", "-o", str(clip)]) == 2
+    assert "did you mean 'CartPole-v1'?" in capsys.readouterr().err
+    assert main(["play", str(tmp_path), "--game", "CartPole-v1", "-o", str(clip)]) == 2
+    assert "is no run directory" in capsys.readouterr().err
+    assert main(["play", str(directory.path), "--game", "CartPole-v1", "-o", str(tmp_path / "clip.avi")]) == 2
+    assert ".gif or .mp4" in capsys.readouterr().err

@@ -75,6 +75,10 @@ def test_the_figure_as_a_user_asks_for_it(tmp_path):
     out = tmp_path / "compute.png"
     assert main(["report", str(tmp_path / "runs"), "--figure", "compute", "-o", str(out)]) == 0
     assert out.stat().st_size > 1000
+    one = [
+        written(tmp_path / "one", name, 0, matrix(0.5)) for name in ("finetune", "ewc")
+    ]  # a study at `smoke` has one seed
+    assert FIGURES["compute"](rows_of(one)).missing == ""
 
 
 # -- decades --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command line: `afec run | tune | resume | report | list | data | study | posterior`.
+"""The command line: `afec run | tune | resume | report | play | list | data | study | posterior`.
 
 A command imports what it needs when it runs: importing PyTorch takes a second or two, and `afec --help` does without.
 """
@@ -196,7 +196,8 @@ def report(
     figure: Annotated[
         str | None,
         typer.Option(
-            help="study (circles or curves), accuracy, new-tasks, transfer, matrix, strength, trade-off, cost."
+            help="study (circles or curves), accuracy, new-tasks, transfer, matrix, strength, trade-off, cost; "
+            "of games learning, accumulated."
         ),
     ] = None,
     out: Annotated[
@@ -225,6 +226,23 @@ def report(
 
     with data_root_is(data_root(data)):
         reports.report(work.console_here(), runs, figure, out, where, watch, pictures)
+
+
+@app.command()
+def play(
+    run: Annotated[Path, typer.Argument(help="A run directory: runs/BENCHMARK/METHOD/HASH/seedN.")],
+    game: Annotated[str, typer.Option("--game", "-g", help="The game to play, one of the run's.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The moving pictures: .gif, or .mp4 where ffmpeg is.")],
+    after: Annotated[str | None, typer.Option(help="The agent as it was after this game; by default the last.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the episode.")] = 0,
+    sampled: Annotated[bool, typer.Option("--sampled", help="Draw the actions; else take the likeliest ones.")] = False,
+    most: Annotated[int, typer.Option(min=1, help="At most so many steps.")] = 1000,
+) -> None:
+    """Show the agent of a finished run of games at play, on any of its games, after any of them."""
+    from afec.cli import work
+    from afec.cli.play import play as show
+
+    show(work.console_here(), run, game, after, out, seed, sampled, most)
 
 
 @app.command("list")

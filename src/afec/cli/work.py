@@ -22,6 +22,7 @@ from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_runnable, ex
 from afec.lab.directory import TUNING
 from afec.lab.engine import MakePool, Watcher, workers_for
 from afec.lab.estimate import Estimate, estimate
+from afec.lab.forecast import forecast
 from afec.lab.progress import LiveProgress
 from afec.lab.tensorboard import check_tensorboard
 from afec.lab.tuning import Plan, rehearse, trials_of, without_grid
@@ -75,6 +76,8 @@ def say_what(jobs: Sequence[Job], how: How) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    for line in forecast(jobs, how.runs).lines(workers):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def say_trials(plan: Plan, how: How) -> None:

@@ -261,6 +261,11 @@ class Experiment(ABC):
         return []
 
     @classmethod
+    def most_samples(cls, setup: Setup, context: Context) -> int | None:
+        """How many samples a run learns from at most, where that is known before it is run."""
+        return None
+
+    @classmethod
     def search_space(cls, term: str, grid: Section, settings: Section, *, beta: bool) -> dict[str, tuple[float, ...]]:
         """The values of each setting of a term: those of the benchmark's [tune] table, as this run has to take them."""
         return {key: tuple(map(float, values)) for key, values in grid.items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from afec.experiments.base import OnProgress, Section, Setup
-from afec.experiments.supervised import Supervised
+from afec.experiments.base import Context, OnProgress, Section, Setup
+from afec.experiments.supervised import Supervised, build, training_of
 from afec.learner import TaskRecord
 from afec.nets import Readout
 from afec.streams import Stream
@@ -31,6 +31,14 @@ class Joint(Supervised):
     def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
         """The settings of the method: joint training has none."""
         return method, {}
+
+    @classmethod
+    def most_samples(cls, setup: Setup, context: Context) -> int | None:
+        """Every task again with each one after it."""
+        stream, _ = build(setup, context.seed)
+        schedule, _ = training_of(setup.training, context.device)
+        sizes = [task.train.size for task in stream.tasks]
+        return schedule.max_epochs * sum(sum(sizes[: number + 1]) for number in range(len(sizes)))
 
     @classmethod
     def title(cls, method: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from afec.experiments.base import Context, OnProgress, Score, Setup
 from afec.experiments.joint import Joint
-from afec.experiments.supervised import new_net
+from afec.experiments.supervised import build, new_net, training_of
 from afec.learner import Progress as Epochs
 from afec.learner import TaskRecord
 from afec.nets import MultiHead, Readout
@@ -61,6 +61,13 @@ class Scratch(Joint):
 
     def finish(self, folder: object, on_progress: OnProgress) -> None:
         """No net knows all tasks, so none is kept."""
+
+    @classmethod
+    def most_samples(cls, setup: Setup, context: Context) -> int | None:
+        """Every task once, for all epochs of the schedule."""
+        stream, _ = build(setup, context.seed)
+        schedule, _ = training_of(setup.training, context.device)
+        return schedule.max_epochs * sum(task.train.size for task in stream.tasks)
 
     @classmethod
     def _check_method(cls, setup: Setup, net: Readout, stream: Stream) -> str:

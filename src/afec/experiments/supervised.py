@@ -222,6 +222,15 @@ class Supervised(MethodExperiment):
         return [task.validation.size for task in stream.tasks if task.validation is not None]
 
     @classmethod
+    def most_samples(cls, setup: Setup, context: Context) -> int | None:
+        """Every task for all epochs of the schedule; with AFEC, θ_e for as many, from the second task on."""
+        stream, _ = build(setup, context.seed)
+        schedule, _ = training_of(setup.training, context.device)
+        sizes = [task.train.size for task in stream.tasks]
+        twice = sum(sizes[1:]) if "afec" in cls.terms(setup.method) else 0
+        return schedule.max_epochs * (sum(sizes) + twice)
+
+    @classmethod
     def for_tuning(cls, setup: Setup, context: Context) -> Setup:
         """Where a task has no validation data, a part of its training data is held out; the configuration says so."""
         stream, _ = build(setup, context.seed)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from afec.fisher.batches import Samples
 from afec.fisher.positions import counts, scalar_loss, that_count
 from afec.fisher.problem import KINDS, Kind, Power, Problem
+from afec.fisher.shards import any_sharded, local
 
 __all__ = ["check_finite", "check_mean", "check_request"]
 
@@ -55,6 +56,11 @@ def check_request(
     for argument, number in (("chunk", chunk), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ValueError(f"{argument} must be at least 1. Got {number}.")
+    if kind != "batched" and any_sharded(weights.values()):
+        raise ValueError(
+            f"the {kind!r} Fisher needs gradients of single samples, and of a sharded model (FSDP2) there are none: gradients "
+            'are the mean over all processes. Use fisher="batched", and a strength that belongs to it'
+        )
     own = {id(parameter) for parameter in problem.model.parameters()}
     strangers = [name for name, weight in weights.items() if id(weight) not in own]
     if strangers:
@@ -101,7 +107,7 @@ def check_finite(squares: Mapping[str, Tensor], weights: Mapping[str, nn.Paramet
     bad = [name for name in suspects if not squares[name].isfinite().all()]
     if not bad:
         return
-    broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
+    broken = [name for name, weight in weights.items() if not local(weight).isfinite().all()]
     if broken:
         why = f"Already NaN or infinite are the weights {_list(broken)}: training diverged before this pass."
     elif not total.isfinite():

@@ -18,6 +18,7 @@ from afec.fisher.plan import Plan, make_plan, zeros
 from afec.fisher.positions import alike, output_of, scalar_loss, settled, that_count
 from afec.fisher.problem import FisherSum, Kind, Power, Problem
 from afec.fisher.reversed import ReversedLoss
+from afec.fisher.shards import any_sharded
 from afec.fisher.untouched import untouched
 
 __all__ = ["EXACT_UP_TO", "choose_kind", "estimate", "taken_apart"]
@@ -93,7 +94,7 @@ def _batched(
     power: Power,
     part: tuple[int, int] | None,
 ) -> FisherSum:
-    count, total = 0, torch.zeros(())
+    count, total, sharded = 0, torch.zeros(()), any_sharded(weights.values())
     for number, batch in enumerate(batches):
         if part is not None and number % part[1] != part[0]:
             continue
@@ -103,7 +104,10 @@ def _batched(
             count += size_of(batch) if problem.split is None else sum(1 for _ in problem.split(batch))
         loss = scalar_loss(problem, batch)
         total = total.to(loss.device) + loss.detach()
-        loop.add_squares(loss.reshape(1), weights, squares, power)
+        if sharded:
+            loop.add_squares_of_shards(loss, weights, squares, power)
+        else:
+            loop.add_squares(loss.reshape(1), weights, squares, power)
     check_finite(squares, weights, total)
     return FisherSum(squares, count / (batch_size or 1), dict.fromkeys(weights, "batch"))
 
@@ -126,7 +130,7 @@ def _per_sample(
             if objective.kind != "empirical":
                 objective = replace(objective, problem=settled(objective.problem, whole))
                 whole = that_count(objective.problem, whole)  # it may know of a mask only now
-            plan = make_plan(objective, weights, whole)
+            plan = make_plan(objective, weights, whole, squares)
         example = objective.example(whole)
         groups = alike(objective.problem, whole) if objective.kind == "empirical" else [whole]
         for samples in chain.from_iterable(group.chunks(min(chunk, plan.most)) for group in groups):

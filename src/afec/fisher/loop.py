@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from afec.fisher.batches import Samples
 from afec.fisher.objectives import Objective
 from afec.fisher.problem import Power
+from afec.fisher.shards import local
 
-__all__ = ["accumulate", "add_squares"]
+__all__ = ["accumulate", "add_squares", "add_squares_of_shards"]
 
 
 def add_squares(
@@ -28,6 +29,28 @@ def add_squares(
                 grad = grad.to_dense() if grad.is_sparse else grad
                 grad = grad.to(into[name].dtype)  # before squaring: a half's square underflows
                 into[name].addcmul_(grad, grad if power == 2 else grad.sign())
+
+
+def add_squares_of_shards(
+    loss: Tensor, weights: Mapping[str, nn.Parameter], into: Mapping[str, Tensor], power: Power = 2
+) -> None:
+    """The same for weights that are spread over processes (FSDP2), each of which has its own part of the batch.
+
+    Their gradients, means over all processes, arrive in `.grad` and nowhere else, so they are taken from there; what was in
+    it before is put back.
+    """
+    before = [(weight, weight.grad) for weight in weights.values()]
+    try:
+        for weight, _ in before:
+            weight.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, weight in weights.items():
+            if weight.grad is not None:
+                grad = local(weight.grad).to(into[name].dtype)
+                into[name].addcmul_(grad, grad if power == 2 else grad.sign())
+    finally:
+        for weight, kept in before:
+            weight.grad = kept
 
 
 def accumulate(

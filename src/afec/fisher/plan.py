@@ -20,6 +20,7 @@ from afec.fisher.checks import check_finite, check_mean
 from afec.fisher.objectives import Objective
 from afec.fisher.positions import counts
 from afec.fisher.problem import Route
+from afec.fisher.shards import local
 
 __all__ = ["Plan", "make_plan", "zeros"]
 
@@ -39,7 +40,8 @@ TOLERANCE = 1e-4
 def zeros(weight: Tensor) -> Tensor:
     """An accumulator for a weight's squares: float32 at least."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    return torch.zeros(weight.shape, dtype=dtype, device=weight.device)
+    own = local(weight)
+    return torch.zeros(own.shape, dtype=dtype, device=own.device)
 
 
 @dataclass
@@ -87,8 +89,10 @@ class Plan:
         self.total = self.total.to(value.device) + value
 
 
-def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: Samples) -> Plan:
-    """The plan for a pass whose first batch is `whole`."""
+def make_plan(
+    objective: Objective, weights: Mapping[str, nn.Parameter], whole: Samples, sums: Mapping[str, Tensor]
+) -> Plan:
+    """The plan for a pass whose first batch is `whole`. `sums` are the pass's own, zero now and zero again after it."""
     plan = Plan(objective, weights, {}, dict.fromkeys(weights, "loop"))
     if whole.of is None:  # from split=: there are never several samples at once
         return plan
@@ -117,10 +121,12 @@ def make_plan(objective: Objective, weights: Mapping[str, nn.Parameter], whole: 
     with suppress(Exception):
         if not _mix(objective, samples):
             plan.sites = fast.find_sites(objective.problem.model, weights)
-            squares = {name: zeros(weights[name]) for name in plan.sites}
+            squares = {name: sums[name] for name in plan.sites}
             served, _, largest = fast.accumulate(probe, weights, plan.sites, samples, squares)
             plan.most = max(1, OUTPUT // max(1, largest))
             settle({name: squares.pop(name) for name in served}, "fast")
+    for total in sums.values():
+        total.zero_()
     if rest := plan.by("loop"):
         with suppress(Exception):
             settle(func.squares(probe, rest, samples)[0], "func")

@@ -84,3 +84,7 @@ class FisherSum:
     def mean(self) -> dict[str, Tensor]:
         """The Fisher information itself."""
         return {name: square / self.count for name, square in self.squares.items()}
+
+    def take_mean(self) -> dict[str, Tensor]:
+        """The same, made of the sums, which are used up: no second copy of them."""
+        return {name: square.div_(self.count) for name, square in self.squares.items()}

@@ -1,7 +1,7 @@
 """The block around one task, in anybody's training loop."""
 
 from afec.guard.base import Guard, Sum, Term
-from afec.guard.borrow import load, snapshot
+from afec.guard.borrow import load, snapshot, trained
 from afec.guard.expansion import (
     NO_OPTIMIZER,
     OptimizerFactory,
@@ -11,7 +11,7 @@ from afec.guard.expansion import (
 )
 from afec.guard.gradients import GradientUsedTwiceError
 from afec.guard.marks import WeightMovedError
-from afec.guard.memory import State
+from afec.guard.memory import State, TermBytes, bytes_of, precision_bytes
 from afec.guard.options import FisherFields, FisherOptions, Option, OptionFields, Preset, checked_weight, option
 from afec.guard.problem import HasGuardedParameters, Params
 from afec.guard.pull import Mover
@@ -38,15 +38,19 @@ __all__ = [
     "Step",
     "Sum",
     "Term",
+    "TermBytes",
     "WeightMovedError",
     "at_bookmark",
+    "bytes_of",
     "checked_weight",
     "learns_something",
     "load",
     "optimizers_for_theta_e",
     "option",
+    "precision_bytes",
     "snapshot",
     "train_theta_e",
+    "trained",
     "trial_steps",
     "with_bookmark",
 ]

@@ -275,13 +275,17 @@ class Guard(ABC):
             self._memory.seed = None if first else self._memory.seed
             raise
         task.gave_seed = first
-        self._task = task
+        self._task, task.when_closed = task, self._drop_task
         try:
             task._start()
         except BaseException:
             task.abort()
             raise
         return task
+
+    def _drop_task(self) -> None:
+        """What it knew of the present task is of no use now, and as large as the weights."""
+        self._task = None if self._task is None else self._task.without_state()
 
     def _task_of(self, arguments: BlockArguments, memory: Memory) -> GuardedTask:
         return GuardedTask(repr(self), self.terms, self.params, memory, arguments)

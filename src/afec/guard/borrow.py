@@ -8,23 +8,32 @@ optimisers are set aside, and come back in a `finally`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from afec.fisher.shards import local
 from afec.gaussian import grown
+from afec.guard.checksum import checksum
 
-__all__ = ["borrowed", "load", "snapshot", "unwrapped_optimizer"]
+__all__ = ["borrowed", "load", "snapshot", "trained", "unwrapped_optimizer"]
 
 
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all weights and buffers by name, non-persistent buffers included."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor.detach().clone() for name, tensor in tensors}
+def trained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All weights that require grad and all buffers by name, non-persistent buffers included."""
+    yield from ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+    yield from model.named_buffers()
+
+
+def snapshot(model: nn.Module, names: Container[str] | None = None, *, frozen: bool = False) -> dict[str, Tensor]:
+    """Copies of what is `trained`: all of it, or what has one of these names; on demand of `frozen` weights, too."""
+    tensors = [*model.named_parameters(), *model.named_buffers()] if frozen else trained(model)
+    return {name: local(one).clone() for name, one in tensors if names is None or name in names}
 
 
 @torch.no_grad()
@@ -32,7 +41,8 @@ def load(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Write a `snapshot` into the model in place. Names that it lacks, and rows that grew since, keep their value."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in values:
-            tensor.copy_(grown(name, values[name].to(tensor), tensor))
+            own = local(tensor)
+            own.copy_(grown(name, values[name].to(own), own))
 
 
 def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
@@ -44,18 +54,39 @@ def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 @contextmanager
-def borrowed(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> Iterator[None]:
-    """Set aside all that training in place would change; the block starts with no gradients and fresh optimiser states."""
+def borrowed(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer] = (),
+    known: Mapping[str, Sequence[Tensor]] | None = None,
+    written: Container[str] = (),
+) -> Iterator[None]:
+    """Set aside all that training in place would change; the block starts with no gradients and fresh optimiser states.
+
+    `known` are tensors that nobody writes to, by the names of the weights: one that equals its weight is as good as a copy. A
+    frozen weight (the base model under LoRA) is copied if its name is in `written`, or when an optimiser steps it in the block.
+    """
     modules = [_ModuleState(module) for module in model.modules()]
     # An optimiser may hold weights beside the model's, a head that only the loss knows.
     family = {id(one): one for optimizer in optimizers for one in _family(optimizer)}.values()
     stepped = [p for one in family for group in one.param_groups for p in group["params"]]
-    parameters = [_ParameterState(p) for p in {id(p): p for p in [*model.parameters(), *stepped]}.values()]
+    copies = {id(weight): (known or {}).get(name, ()) for name, weight in model.named_parameters()}
+    loaded = {id(weight) for name, weight in model.named_parameters() if name in written}
+    every = {id(p): p for p in [*model.parameters(), *stepped]}
+    parameters = {key: _ParameterState(p, copies.get(key, ()), key in loaded) for key, p in every.items()}
     states = [_OptimizerState(one) for one in family]
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if id(weight) in parameters and (weight.requires_grad or weight.grad is not None):
+                    parameters[id(weight)].keep()
+
+    handle = register_optimizer_step_pre_hook(before_step)
     try:
         yield
     finally:
-        everything: list[_SetAside] = [*modules, *parameters, *states]
+        handle.remove()
+        everything: list[_SetAside] = [*modules, *parameters.values(), *states]
         for state in everything:
             state.put_back()
 
@@ -89,16 +120,37 @@ class _ModuleState:
 class _ParameterState:
     """Value, gradient and `requires_grad` of one parameter; the gradient is taken away for the block."""
 
-    def __init__(self, parameter: Tensor) -> None:
+    def __init__(self, parameter: Tensor, known: Sequence[Tensor] = (), written: bool = False) -> None:
         self.parameter, self.grad, self.requires_grad = parameter, parameter.grad, parameter.requires_grad
-        self.value = parameter.detach().clone()
+        self.value: Tensor | None = None
+        self.sum = ""
+        if self.requires_grad or written:
+            self.keep(known)
+        else:
+            self.sum = checksum(parameter)
         parameter.grad = None
+
+    def keep(self, known: Sequence[Tensor] = ()) -> None:
+        """Have a copy of the value from now on; one of `known` will do where it is equal."""
+        if self.value is None:
+            own = local(self.parameter)
+            same = (one for one in known if _same_make(one, own) and torch.equal(one, own))
+            self.value = next(same, None)
+            if self.value is None:
+                self.value = own.clone()
 
     def put_back(self) -> None:
         self.parameter.requires_grad_(self.requires_grad)
         self.parameter.grad = self.grad
-        with torch.no_grad():
-            self.parameter.copy_(self.value)
+        if self.value is not None:
+            with torch.no_grad():
+                local(self.parameter).copy_(self.value)
+        elif self.sum != (now := checksum(self.parameter)):
+            raise RuntimeError(
+                f"a frozen weight of shape {tuple(self.parameter.shape)} was changed by the training on borrowed weights, "
+                f"and not by an optimiser (its sum and its sum of squares were {self.sum} and are {now}): it was not copied "
+                "and cannot be put back. Let it require grad before the block begins"
+            )
 
 
 class _OptimizerState:
@@ -115,6 +167,10 @@ class _OptimizerState:
         for group, settings in zip(self.groups, self.settings, strict=True):
             group.clear()
             group.update(settings)
+
+
+def _same_make(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype is other.dtype and one.device == other.device
 
 
 def _family(optimizer: Optimizer) -> Iterator[Optimizer]:

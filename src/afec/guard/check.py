@@ -16,6 +16,7 @@ from afec.fisher.untouched import untouched
 from afec.gaussian import Gaussian, Quadratic, merge
 from afec.guard.borrow import borrowed
 from afec.guard.expansion import training_step
+from afec.guard.forecast import MemoryForecast, forecast
 from afec.guard.task import GuardedTask
 from afec.guard.trial import walk, watched
 from afec.guard.verdict import Verdict, judge, percent
@@ -44,6 +45,7 @@ class CheckReport:
     verdicts: dict[str, Verdict] = field(default_factory=dict)  # by the name of the term
     layers: list[Layer] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
+    memory: MemoryForecast | None = None
     warnings: list[str] = field(default_factory=list)
 
     def norm(self, pull: str | None = None) -> float:
@@ -54,6 +56,7 @@ class CheckReport:
         pulls = sorted({pull for row in self.layers for pull in row.pulls}, reverse=True)
         width = max([len(row.name) for row in self.layers] + [10])
         lines = [f"check of {self.method}", *(f"  ok: {fact}" for fact in self.facts)]
+        lines += [f"  {self.memory}"] if self.memory is not None else []
         lines += [f"  {name}: {verdict}" for name, verdict in self.verdicts.items()]
         if self.layers:
             heads = ["gradient", *(f"{pull} pull" for pull in pulls), "lr·max(D)"]
@@ -67,8 +70,12 @@ class CheckReport:
 
 def check(task: GuardedTask, method: str, seconds: float) -> CheckReport:
     """See `Guard.check`; the task is not begun."""
+    if task.processes.sharded:
+        raise TypeError(
+            "guard.check() does not work on a sharded model (FSDP2): call it on one that fully_shard has not split"
+        )
     task.number = max(task.number, 1)  # the first task has no pull: show what the second one will have
-    report = CheckReport(method)
+    report = CheckReport(method, memory=forecast(task))
     _check_data(task, report)
     with torch.enable_grad(), borrowed(task.model, task.optimizers):
         if not task.model.training:
@@ -131,8 +138,10 @@ def _measure(task: GuardedTask, report: CheckReport, seconds: float) -> None:
     """Preview each term's pull, judge it, and take the norms at the end of some steps under all of them."""
     terms: dict[str, list[tuple[float, Gaussian]]] = {}
     untold = "how it is trained is known in a task only" if task.optimizers else "no optimiser was given"
+    loaded = {name for state in task.memory.states.values() for name in state.get("kept", ())}
     for term in task.terms:
-        with task.only(term), task.briefly(PREVIEW_BATCHES), borrowed(task.model, task.optimizers):
+        own = borrowed(task.model, task.optimizers, written=loaded)
+        with task.only(term), task.briefly(PREVIEW_BATCHES), own:
             lacking = term.lacks(task)
             previewed = None if lacking else term.preview(task, task.state_of(term), seconds / 3)
         if lacking and lacking not in report.warnings:

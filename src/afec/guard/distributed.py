@@ -1,4 +1,8 @@
-"""Several processes with one model each (DDP): Fisher sums are added, θ_e is trained once and sent to all."""
+"""Several processes with one model each (DDP): Fisher sums are added, θ_e is trained once and sent to all.
+
+Or with one model between them (FSDP2): gradients are means over all processes already, each process knows its own part of every
+weight and of all that is known about it, and θ_e is trained by all of them together.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from afec.fisher import FisherSum
 from afec.parallel import group_here
 
-__all__ = ["Processes", "processes_of"]
+__all__ = ["Processes", "processes_of", "reshard"]
 
 
 class Processes:
@@ -21,6 +25,7 @@ class Processes:
     rank = 0
     count = 1
     several = False
+    sharded = False
     part: tuple[int, int] | None = None
     """This process's number and how many there are, where each has all data and measures a part of them."""
 
@@ -30,6 +35,10 @@ class Processes:
 
     def mean(self, value: float) -> float:
         """The mean over all processes, so that all of them decide alike."""
+        return value
+
+    def sum_of_parts(self, value: Tensor) -> Tensor:
+        """The sum over the parts of the weights that the processes hold; of a whole weight it is there already."""
         return value
 
     def either(self, seen: Tensor) -> Tensor:
@@ -91,12 +100,43 @@ class Ensemble(Processes):
             distributed.broadcast(tensor.detach(), src=self.source, group=self.group)
 
 
+class Shards(Ensemble):
+    """The processes of a model that is sharded by FSDP2 (`fully_shard`)."""
+
+    sharded = True
+
+    def total(self, fisher: FisherSum) -> FisherSum:
+        """Its sums are of gradients over all processes already; each of them has counted its own part of every batch."""
+        return FisherSum(fisher.squares, self.mean(fisher.count))
+
+    def sum_of_parts(self, value: Tensor) -> Tensor:
+        """The sum over the processes."""
+        value = value.detach().clone()
+        distributed.all_reduce(value, group=self.group)
+        return value
+
+    def once(self, model: nn.Module, train: Callable[[], None]) -> None:
+        """Train in all processes together."""
+        train()
+
+
+def reshard(model: nn.Module) -> None:
+    """Give up gathered weights: after a forward pass alone FSDP2 keeps the whole ones in the model, in place of the parts."""
+    for module in model.modules():
+        if callable(again := getattr(module, "reshard", None)) and hasattr(module, "unshard"):
+            again()
+
+
 def processes_of(model: nn.Module) -> Processes:
     """The processes that a (wrapped) model is spread over."""
     while isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model._orig_mod  # type: ignore[assignment]
     if isinstance(model, DistributedDataParallel):
         return Ensemble(model.process_group, next(model.parameters()).device)
+    reshard(model)
+    sharded = [weight for weight in model.parameters() if hasattr(weight, "to_local")]
+    if sharded:
+        return Shards(sharded[0].device_mesh.get_group(), sharded[0].device)  # type: ignore[attr-defined]
     if (group := group_here()) is not None:
         return Ensemble(distributed.group.WORLD, group.device, (group.rank, group.size))
     return Processes()

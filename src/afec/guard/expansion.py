@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from afec.fisher.shards import local
 from afec.guard.borrow import unwrapped_optimizer
+from afec.guard.checksum import checksum
 from afec.guard.task import GuardedTask
 from afec.progress import progress_bar
 from afec.randomness import forked
@@ -134,16 +136,23 @@ def training_step(
 
 
 @contextmanager
-def learns_something(task: GuardedTask) -> Iterator[None]:
+def learns_something(task: GuardedTask, start: Mapping[str, Tensor] | None = None) -> Iterator[None]:
     """Raise if the block does not lower the loss; where data are made on demand, if it does not move the weights.
+
+    `start` is what the weights are at its beginning, where somebody has that anyway.
 
     Where a learner trains θ_e by a schedule of its own, a loss that has not fallen is no mistake in anybody's loop but how far
     that schedule gets on these data: it is said, and the run goes on.
     """
-    before, weights = task.mean_loss(), task.values()
+    before = task.mean_loss()
+    sums = {name: checksum(weight) for name, weight in task.weights.items() if start is None or name not in start}
     yield
     after = task.mean_loss()
-    still = all(torch.equal(weights[name], weight) for name, weight in task.weights.items())
+    still = all(
+        checksum(weight) == sums[name] if name in sums else torch.equal(start[name].to(weight), weight)  # type: ignore[index]
+        for name, weight in ((name, local(weight)) for name, weight in task.weights.items())
+    )
+    still = not bool(task.processes.either(torch.tensor([not still], device=task.device)))
     if not still and (before is None or after is None or after < before):
         return
     losses = "" if before is None else f": the loss of θ_e was {before:.6g} before and is {after:.6g} after it"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from afec.fisher.shards import local
+from afec.gaussian import merged_parts, widened
 from afec.guard.marks import GuardedWeight
 
 __all__ = ["GradientUsedTwiceError", "add_pull", "is_skipped", "scale_of"]
+
+
+TOGETHER = 2**20
+"""Numbers in one fused operation: what D and c are derived into is gone before the next ones are."""
 
 
 class GradientUsedTwiceError(RuntimeError):
@@ -25,8 +31,7 @@ def add_pull(
     Returns what it was added to.
     """
     added: list[tuple[GuardedWeight, Tensor]] = []
-    weights, grads, centers, curvatures = [], [], [], []
-    sloped, slopes = [], []
+    fused = _Fused()
     for entry in entries:
         weight = entry.weight
         grad = weight.grad
@@ -48,26 +53,91 @@ def add_pull(
             _add_extra(grad, entry.extra(), scale)
         if entry.center is None:
             continue
+        own, its_grad = (weight.data, grad) if not hasattr(weight, "to_local") else (local(weight), local(grad))
+        if scale is None and grad.dtype is entry.center.dtype and entry.derives():
+            for piece in _derived(entry, own, its_grad):
+                fused.take(*piece)
+            continue
         center, curvature, slope = entry.follow()
         if scale is not None or grad.dtype is not center.dtype:
-            _add_one(weight, grad, center, curvature, slope, scale)
+            _add_one(own, its_grad, center, curvature, slope, scale)
             continue
-        weights.append(weight.data)
-        grads.append(grad)
-        centers.append(center)
-        curvatures.append(curvature)
-        if slope is not None:
-            sloped.append(grad)
-            slopes.append(slope)
-    if grads:
-        with torch.no_grad():
-            away = torch._foreach_sub(weights, centers)
-            torch._foreach_addcmul_(grads, curvatures, away)
-            if slopes:
-                torch._foreach_add_(sloped, slopes)
+        fused.take(own, its_grad, center, curvature, slope)
+    fused.run()
     for entry, grad in added:
         entry.mark(grad)
     return added
+
+
+class _Fused:
+    """Weights whose pull is added by one operation for all of them."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.weights: list[Tensor] = []
+        self.grads: list[Tensor] = []
+        self.centers: list[Tensor] = []
+        self.curvatures: list[Tensor] = []
+        self.sloped: list[Tensor] = []
+        self.slopes: list[Tensor] = []
+        self.derived = 0  # numbers that were derived for this operation, and are gone after it
+
+    def take(
+        self,
+        weight: Tensor,
+        grad: Tensor,
+        center: Tensor,
+        curvature: Tensor,
+        slope: Tensor | None,
+        factor: float = 1.0,
+        derived: int = 0,
+    ) -> None:
+        """One more; what was taken before is run first where it cannot go together with this one."""
+        if self.grads and (factor != self.factor or self.derived + derived > TOGETHER):
+            self.run()
+        self.factor, self.derived = factor, self.derived + derived
+        self.weights.append(weight)
+        self.grads.append(grad)
+        self.centers.append(center)
+        self.curvatures.append(curvature)
+        if slope is not None:
+            self.sloped.append(grad)
+            self.slopes.append(slope)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """.grad += factor·D·(θ−θ*) + c, for all that was taken."""
+        if self.grads:
+            away = torch._foreach_sub(self.weights, self.centers)
+            torch._foreach_addcmul_(self.grads, self.curvatures, away, value=self.factor)
+            if self.slopes:
+                torch._foreach_add_(self.sloped, self.slopes)
+            self._clear()
+
+
+def _derived(
+    entry: GuardedWeight, weight: Tensor, grad: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, float, int]]:
+    """What is added to one gradient, derived now, and of a large weight some rows at a time.
+
+    Of a single Gaussian nothing has to be derived: λ is a factor of the operation, and rounds as λF would.
+    """
+    assert entry.parts is not None, "entry.derives()"
+    rows = len(weight) if weight.dim() else 1
+    step = max(1, rows * TOGETHER // max(1, weight.numel()))
+    for start in range(0, rows, step):
+        some: slice | None = slice(start, start + step) if step < rows else None
+        parts = entry.parts if some is None else [part.rows(some) for part in entry.parts]
+        here, its_grad = (weight, grad) if some is None else (weight[some], grad[some])
+        if len(parts) == 1:
+            own = parts[0]
+            yield here, its_grad, own.mean, widened(own.precision), None, own.weight, here.numel()
+        else:
+            center, curvature, slope, _ = merged_parts(parts)
+            yield here, its_grad, center, curvature, slope, 1.0, here.numel()
 
 
 def scale_of(optimizer: Optimizer) -> Tensor | None:

@@ -5,11 +5,14 @@ Each term has a state, which lasts over the tasks, and a task state, what it kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Memory", "State"]
+import torch
+from torch import Tensor
+
+__all__ = ["Memory", "State", "TermBytes", "bytes_of", "precision_bytes"]
 
 State = dict[str, Any]
 FORMAT = 2
@@ -57,3 +60,35 @@ class Memory:
             )
         self.tasks_done, self.seed = int(state["tasks_done"]), state["seed"]
         self.states, self.task_states = dict(state["states"]), state["task_states"]
+
+
+@dataclass(frozen=True)
+class TermBytes:
+    """How many bytes a term takes in a task, from the second one on, by what they are."""
+
+    kept: dict[str, int] = field(default_factory=dict)
+    """What it keeps over the tasks."""
+
+    of_task: dict[str, int] = field(default_factory=dict)
+    """What it knows of the present task, beyond that."""
+
+    pulls: bool = False
+    """Whether it pulls the weights."""
+
+    measures: bool = False
+    """Whether it measures a Fisher or an importance by a pass over the data."""
+
+    expands: bool = False
+    """Whether it trains the borrowed weights when a task begins."""
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of copies of tensors, as they are."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def precision_bytes(weights: Iterable[Tensor], store: str | None = None) -> int:
+    """Of their precisions: 32 bits at least, or the 16 that `store` says."""
+    if store == "bfloat16":
+        return sum(2 * weight.numel() for weight in weights)
+    return sum(weight.numel() * torch.promote_types(weight.dtype, torch.float32).itemsize for weight in weights)

@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
+from torch import Tensor
+
 from afec.fisher import Kind
 
 __all__ = ["FisherFields", "FisherOptions", "Option", "OptionFields", "Preset", "checked_weight", "option"]
 
 Preset = Literal["default", "paper", "official"]
+Store = Literal["cpu", "bfloat16"]
+RESTING = ("mean", "precision", "kept")  # the parts of a state that `store` is about
 NOT_GIVEN: Any = inspect.Parameter.empty
 
 
@@ -197,6 +201,23 @@ class FisherFields(OptionFields):
         at_least=1,
         doc="On how many samples of the task the Fisher is measured, drawn at random; all of them if not given.",
     )
+
+    store: Store | None = option(
+        default=None,
+        doc="Where rests what no step needs: `cpu` moves it off the device, `bfloat16` keeps precisions in 16 bits. By default "
+        "all stays with the weights, as exact as they are.",
+    )
+
+    def at_rest(self, **tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Parts of a state as `store` says. Means are never rounded: the weights are compared with them."""
+        if self.store == "cpu":
+            moved = {
+                key: {name: one.cpu() for name, one in part.items()} for key, part in tensors.items() if key in RESTING
+            }
+            return {**tensors, **moved}
+        if self.store == "bfloat16" and "precision" in tensors:
+            tensors["precision"] = {name: one.bfloat16() for name, one in tensors["precision"].items()}
+        return tensors
 
     def __post_init__(self) -> None:
         super().__post_init__()

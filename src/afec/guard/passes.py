@@ -53,6 +53,11 @@ class Passes:
             return type(data.batch_sampler) is BatchSampler
         return isinstance(data, Dataset)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether each process sees its own share of the data."""
+        return isinstance(self.data, DataLoader) and isinstance(self.data.sampler, DistributedSampler)
+
     def one(
         self,
         seed: int,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.loss import _Loss
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 
 from afec.fisher import Likelihood, Problem
 from afec.fisher.positions import IGNORED
+from afec.guard.distributed import reshard
 
 __all__ = [
     "BlockArguments",
@@ -87,6 +87,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             break
+    reshard(model)
     _refuse_sharded(model)
     return model
 
@@ -259,11 +260,19 @@ class _LossOfBatch:
 
 
 def _refuse_sharded(model: nn.Module) -> None:
-    sharded = any(type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule") for module in model.modules())
-    tensor_type = getattr(getattr(torch.distributed, "tensor", None), "DTensor", None)
-    if tensor_type is not None:
-        sharded = sharded or any(isinstance(parameter, tensor_type) for parameter in model.parameters())
-    if sharded:
+    """FSDP2 (`fully_shard`) over one mesh dimension goes; the first FSDP and weights that are split otherwise do not."""
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise TypeError(
-            "the model is sharded (FSDP): no process holds a whole weight, so it cannot be guarded. Use DDP"
+            "the model is sharded (FSDP), by FullyShardedDataParallel: its weights are parts of a flat one, without names of "
+            "their own, so they cannot be guarded. Use FSDP2 (torch.distributed.fsdp.fully_shard) or DDP"
         )
+    split = [(name, weight) for name, weight in model.named_parameters() if hasattr(weight, "device_mesh")]
+    whole = not any(hasattr(module, "unshard") and hasattr(module, "reshard") for module in model.modules())
+    for name, weight in split:
+        mesh: Any = weight.device_mesh
+        if whole or mesh.ndim > 1:
+            how = "without fully_shard (tensor parallel)" if whole else f"over {mesh.ndim} mesh dimensions"
+            raise TypeError(
+                f"weight {name!r} is a DTensor that is split {how}; a guard knows models that fully_shard (FSDP2) has split "
+                "over one mesh dimension. Use that, or DDP"
+            )

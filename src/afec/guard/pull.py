@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from afec.gaussian import Quadratic
+from afec.fisher.shards import local
+from afec.gaussian import Derived, Quadratic
 from afec.guard.gradients import add_pull, is_skipped, scale_of
 from afec.guard.low_rank import LowRankPull
-from afec.guard.marks import GuardedWeight, WeightMovedError
+from afec.guard.marks import GuardedWeight, WeightMovedError, version_of
 from afec.guard.steps import Observer
 
 __all__ = ["Mover", "Puller"]
@@ -45,7 +46,7 @@ class Puller:
     def __init__(self, model: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
         self.model = model
         self.guarded = {id(weight): GuardedWeight(name, weight) for name, weight in weights.items()}
-        self.quadratic: Quadratic | None = None
+        self.quadratic: Quadratic | Derived | None = None
         self.low_rank: Sequence[LowRankPull] = ()
         self.observer: Observer | None = None  # of methods that look at every step (SI, RWALK)
         self.movers: Sequence[Mover] = ()
@@ -68,7 +69,7 @@ class Puller:
         """Whether there is anything to pull by."""
         return self.quadratic is not None or bool(self.low_rank)
 
-    def set(self, quadratic: Quadratic, low_rank: Sequence[LowRankPull] = ()) -> None:
+    def set(self, quadratic: Quadratic | Derived, low_rank: Sequence[LowRankPull] = ()) -> None:
         """Pull by this quadratic from now on, and by those on products of two weights. Other weights are only watched."""
         self.quadratic, self.low_rank = quadratic if quadratic.center else None, low_rank
         for entry in self.guarded.values():
@@ -136,12 +137,12 @@ class Puller:
     def _expect(self, entries: Iterable[GuardedWeight] | None = None) -> None:
         """Take the present versions as right."""
         for entry in self.guarded.values() if entries is None else entries:
-            entry.version = entry.weight._version
+            entry.version = version_of(entry.weight)
 
     def _watch(self, entry: GuardedWeight) -> Callable[[Tensor], None]:
         def watch(weight: Tensor) -> None:
             if not self._suspended:
-                if weight._version != entry.version:
+                if version_of(weight) != entry.version:
                     raise entry.moved()
                 if entry.grad is not None:
                     entry.accumulated()
@@ -181,7 +182,7 @@ class Puller:
             return extra
         center = self.quadratic.center
         here = {e.name: e.weight for e in self.guarded.values()} if weights is None else weights
-        known = {name: here[name].detach() for name in center if name in here}
+        known = {name: local(here[name]) for name in center if name in here}
         found = self.quadratic.penalty({name: weight.to(center[name]) for name, weight in known.items()})
         return found + extra.to(found)
 
@@ -263,7 +264,7 @@ class Puller:
         if outermost and self.movers and not is_skipped(optimizer):
             self._move(optimizer)
         for entry in entries:
-            entry.version = entry.weight._version
+            entry.version = version_of(entry.weight)
             if entry.grad is not None:
                 entry.used(stepped)
         if outermost:  # the step is over

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from afec.fisher import Problem
+from afec.fisher.loop import add_squares_of_shards
+from afec.fisher.plan import zeros
+from afec.fisher.shards import any_sharded
 from afec.fisher.untouched import buffers_kept, untouched
 
 __all__ = ["check_reaches"]
@@ -42,5 +45,9 @@ def _reaches(problem: Problem, weights: Mapping[str, nn.Parameter], batch: Any) 
         )
     if not loss.requires_grad:
         return False
+    if any_sharded(weights.values()):
+        squares = {name: zeros(weight) for name, weight in weights.items()}
+        add_squares_of_shards(loss, weights, squares)
+        return True  # a shard may be empty: what is seen here says nothing of the others
     grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
     return any(grad is not None for grad in grads)

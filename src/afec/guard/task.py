@@ -6,11 +6,12 @@ states that it is given: they may have been saved. So leaving a task by an excep
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -24,12 +25,13 @@ from afec.fisher.batches import Samples, size_of
 from afec.fisher.checks import check_request
 from afec.fisher.estimate import taken_apart
 from afec.fisher.positions import settled, that_count
+from afec.fisher.shards import local
 from afec.fisher.untouched import buffers_kept, untouched
-from afec.gaussian import Gaussian, Quadratic, merge
+from afec.gaussian import Derived, Gaussian, Quadratic
 from afec.guard.borrow import borrowed, load
-from afec.guard.distributed import processes_of
+from afec.guard.distributed import processes_of, reshard
 from afec.guard.low_rank import LowRankPull
-from afec.guard.memory import Memory, State
+from afec.guard.memory import Memory, State, TermBytes
 from afec.guard.options import FisherOptions
 from afec.guard.passes import Passes
 from afec.guard.problem import BlockArguments, Params, guarded_weights, read_problem, unwrapped
@@ -41,6 +43,7 @@ from afec.randomness import forked, seed_from
 __all__ = ["Alone", "GuardedTask", "TermFunctions", "is_guarded"]
 
 MEASURED_BATCHES = 8  # enough to see whether the loss went down at all
+KEPT_UP_TO = 2**22  # weights for which D and c are kept: of more they are derived in every step, and take no memory
 TRIAL_SAMPLES = 16  # on which a measurement is tried when a task begins
 _UNDER_GUARD: dict[int, str] = {}  # the weights that a live task holds, so that no two guards pull one weight
 
@@ -75,6 +78,10 @@ class TermFunctions(ABC):
     def is_off(self) -> bool:
         """Whether its weight is zero in every task: then it is dropped before anything runs."""
 
+    def not_on_shards(self) -> str | None:
+        """What does not work where each process holds a part of every weight, as the beginning of a sentence."""
+        return f"{self.name} does not work on the parts"
+
     def lacks(self, task: GuardedTask) -> str | None:
         """What the method still has to be told before its first task, as an error message."""
         return None
@@ -83,7 +90,7 @@ class TermFunctions(ABC):
         """The task state on entry; it lives as long as the task."""
         return {}
 
-    def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic) -> Mapping[str, Tensor]:
+    def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic | Derived) -> Mapping[str, Tensor]:
         """Weights to start the task from, by name, given all that pulls; by default none: it starts where it is."""
         return {}
 
@@ -133,6 +140,10 @@ class TermFunctions(ABC):
         """About what `quadratics` would give in the next task, in a few seconds, for `check`; None if it cannot tell."""
         return None
 
+    def memory(self, task: GuardedTask) -> TermBytes:
+        """How many bytes it will take, for `check`."""
+        return TermBytes()
+
     def mover(self, task: GuardedTask, state: State, task_state: State) -> Mover | None:
         """What moves weights right after each step, beside the pull: a function of those that stepped and their lr."""
         return None
@@ -157,9 +168,12 @@ class GuardedTask:
     ) -> None:
         self.guard = guard  # as an expression, for messages
         self.memory, self.number = memory, memory.tasks_done  # counted from 0
-        self.processes = processes_of(arguments.model)
         self.model = unwrapped(arguments.model)
+        self.processes = processes_of(arguments.model)
         self.terms = tuple(term for term in terms if not term.is_off)
+        for term in self.terms:
+            if self.processes.sharded and (why := term.not_on_shards()):
+                raise TypeError(f"{why} of a sharded model (FSDP2); EWC and AFEC with a number as their strength do")
         # A term's own `params=`, else the guard's.
         chosen = [params if term.params is None else term.params for term in self.terms or terms]
         parts = [guarded_weights(self.model, params) for params in chosen]
@@ -178,6 +192,7 @@ class GuardedTask:
         self.samples_measured = 0  # how many samples went through Fisher and importance passes
         self.gave_seed = False  # whether the guard took its seed when this task began
         self.is_open = True  # neither ended nor aborted
+        self.when_closed: Callable[[], None] | None = None
         self._puller = Puller(self.model, self.weights)
         self._reached = False  # the loss is known to reach the weights
         self._first: Any = None  # the first batch, while the task begins
@@ -198,7 +213,7 @@ class GuardedTask:
 
     def penalty(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """The value of the penalty at the present weights, or at others: Σ λ·½·F·(θ−θ*)² over all terms."""
-        return self._puller.penalty(weights)
+        return self.processes.sum_of_parts(self._puller.penalty(weights))
 
     def penalties(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """The value of each kind of pull apart, by its name ("old", "forgetting"); `penalty()` is their sum."""
@@ -206,8 +221,8 @@ class GuardedTask:
         total = {term.pull_name: torch.zeros(()) for term in self.terms}
         for term in self.terms:
             for weight, gaussian in self._quadratics(term):
-                here = {key: at[key].detach().to(mean) for key, mean in gaussian.mean.items()}
-                value = weight * gaussian.penalty(here)
+                here = {key: local(at[key]).to(mean) for key, mean in gaussian.mean.items()}
+                value = self.processes.sum_of_parts(weight * gaussian.penalty(here))
                 total[term.pull_name] = total[term.pull_name].to(value) + value
             for one in self._low_rank(term) if weights is None else ():
                 total[term.pull_name] = total[term.pull_name] + one.penalty()
@@ -254,6 +269,7 @@ class GuardedTask:
     def end(self) -> None:
         """Consolidate: measure what mattered for this task and merge it into the guard's memory."""
         self._check_alive()
+        reshard(self.model)
         try:
             self._puller.verify()
             self._puller.detach()
@@ -318,11 +334,15 @@ class GuardedTask:
 
     def values(self) -> dict[str, Tensor]:
         """Copies of the guarded weights' present values."""
-        return {name: weight.detach().clone() for name, weight in self.weights.items()}
+        return {name: local(weight).clone() for name, weight in self.weights.items()}
+
+    def present(self) -> dict[str, Tensor]:
+        """All weights of the model, as they are: of a sharded one the parts that this process holds."""
+        return {name: local(weight) for name, weight in self.model.named_parameters()}
 
     def remembered(self, gaussian: Gaussian) -> Gaussian:
         """A Gaussian of earlier tasks, fitted to the present weights: grown heads, and only what is guarded now."""
-        return gaussian.grown_to(dict(self.model.named_parameters())).only(self.weights)
+        return gaussian.grown_to(self.present()).only(self.weights)
 
     def batches(
         self, *purpose: object, batch_size: int | None = None, training: bool = False, samples: int | None = None
@@ -330,7 +350,8 @@ class GuardedTask:
         """One pass over the data, or over so many samples of them; iterate it inside `forked`."""
         seed = self.seed("data", *purpose)
         share = None if samples is None else math.ceil(samples / (1 if self.processes.part else self.processes.count))
-        one = self.passes.one(seed, batch_size=batch_size, training=training, whole=training, samples=share)
+        whole = training and not self.processes.sharded  # there all processes learn together, each from its share
+        one = self.passes.one(seed, batch_size=batch_size, training=training, whole=whole, samples=share)
         for batch in one:
             if not self._reached:
                 for part in {frozenset(part): part for part in self._weights_of.values()}.values() or [self.weights]:
@@ -367,6 +388,8 @@ class GuardedTask:
                 )
         self.fisher_kinds[str(purpose[0]) if purpose else ""] = kind
         size = options.batch_size if kind == "batched" and self.passes.rebatches else None
+        if size is not None and self.processes.sharded and self.passes.is_split:
+            size = max(1, size // self.processes.count)  # of each process: the gradient is over the batches of all
         return self.moment(
             self.problem,
             *purpose,
@@ -380,6 +403,11 @@ class GuardedTask:
     def refuses(self, options: FisherOptions) -> str | None:
         """Why this Fisher cannot be measured here, known before anything is learned; None if it can."""
         kind = options.kind
+        if kind == "auto" and self.processes.sharded:
+            return (
+                "a sharded model (FSDP2) has no gradients of single samples, so there is no Fisher to choose: give "
+                'fisher="batched", and a strength that belongs to it'
+            )
         try:
             if kind != "auto":
                 check_request(self.problem, self.weights, kind=kind, batch_size=None, train=options.dropout, chunk=1)
@@ -450,8 +478,8 @@ class GuardedTask:
         part = None if train else self.processes.part  # with dropout on, the draws of the batches follow each other
         found = estimate(problem, self.weights, self.counted(batches), seed=seed, part=part, **options)
         if train and self.processes.part is not None:  # every process has measured all
-            return found.mean()
-        return self.processes.total(found).mean()
+            return found.take_mean()
+        return self.processes.total(found).take_mean()
 
     def counted(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, their samples counted as measured."""
@@ -483,6 +511,7 @@ class GuardedTask:
             warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # activation checkpointing
             batches = itertools.islice(self.batches("loss"), MEASURED_BATCHES)
             losses = [float(self.problem.loss(self.model, batch)) for batch in batches]
+        reshard(self.model)
         return self.processes.mean(sum(losses) / len(losses))
 
     def now_alone(self) -> Alone:
@@ -495,10 +524,22 @@ class GuardedTask:
             function()
 
     @contextmanager
-    def borrowing(self) -> Iterator[None]:
-        """The module and its optimisers are ours inside; no pull; everything is put back after it."""
-        with self._puller.suspended(), borrowed(self.model, [*self.optimizers, *self.current_optimizers()]):
+    def borrowing(self, written: Container[str] = ()) -> Iterator[None]:
+        """The module and its optimisers are ours inside; no pull; everything is put back after it.
+
+        A frozen weight is put back if its name is in `written`: nobody else changes it.
+        """
+        optimizers = [*self.optimizers, *self.current_optimizers()]
+        with self._puller.suspended(), borrowed(self.model, optimizers, self._means(), written):
             yield
+
+    def _means(self) -> dict[str, list[Tensor]]:
+        """Where the earlier tasks left each weight: as a rule where it still is, and then no copy of it is needed."""
+        found: dict[str, list[Tensor]] = {}
+        for state in self.memory.states.values():
+            for name, mean in state.get("mean", {}).items():
+                found.setdefault(name, []).append(mean)
+        return found
 
     def current_optimizers(self) -> list[Optimizer]:
         """The optimisers in use: a single one may have been replaced inside the block."""
@@ -593,7 +634,7 @@ class GuardedTask:
             return term.quadratics(self, self.state_of(term), self.task_states[term.name])
 
     @torch.no_grad()
-    def _move_to_first_weights(self, total: Quadratic) -> bool:
+    def _move_to_first_weights(self, total: Quadratic | Derived) -> bool:
         """Put the weights where a term wants them to start from; returns whether one does."""
         found: dict[str, Tensor] = {}
         for term in self.terms:
@@ -603,10 +644,19 @@ class GuardedTask:
             load(self.model, found)
         return bool(found)
 
-    def _merge(self) -> Quadratic:
-        total = merge([quadratic for term in self.terms for quadratic in self._quadratics(term)])
+    def _merge(self) -> Quadratic | Derived:
+        derived = Derived.of([quadratic for term in self.terms for quadratic in self._quadratics(term)])
+        numbers = sum(center.numel() for center in derived.center.values())
+        total = derived if numbers > KEPT_UP_TO else derived.kept()
         self._puller.set(total, [pull for term in self.terms for pull in self._low_rank(term)])
         return total
+
+    def without_state(self) -> GuardedTask:
+        """A copy of a task that is over, for what it can still be asked (its data, its loss), without its tensors."""
+        light = copy.copy(self)
+        light.task_states, light.alone, light.when_closed = {}, None, None
+        light._puller = Puller(self.model, {})
+        return light
 
     def _low_rank(self, term: TermFunctions) -> list[LowRankPull]:
         with self.only(term):
@@ -618,6 +668,9 @@ class GuardedTask:
             _UNDER_GUARD.pop(key, None)
         self._held = []
         self.is_open = False
+        if self.when_closed is not None:
+            self.when_closed()
+            self.when_closed = None
 
     def _check_alive(self) -> None:
         if not self.is_open:

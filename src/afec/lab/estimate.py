@@ -15,7 +15,7 @@ from afec.lab.directory import RunDirectory, RunError, find_runs
 from afec.lab.engine import Job
 from afec.lab.plain import plain_text
 
-__all__ = ["Estimate", "estimate", "memory_of"]
+__all__ = ["Estimate", "cost_of", "estimate", "keys_of", "memory_of"]
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def estimate(jobs: Sequence[Job], root: Path, workers: int, *, also: Path | None
     known: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for place in (root, also):
         for run in find_runs(place) if place is not None and place.is_dir() else ():
-            if (seconds := _cost(run, "wall_seconds")) is not None:
-                for key in _keys(run.config):
+            if (seconds := cost_of(run, "wall_seconds")) is not None:
+                for key in keys_of(run.config):
                     known[key].append(seconds)
     directories = {RunDirectory.of(root, job.config, job.seed): job for job in jobs}
     left = [job for directory, job in directories.items() if not directory.done]
     begun = sum(directory.checkpoint.exists() for directory in directories if not directory.done)
-    each = [next((fmean(known[key]) for key in _keys(job.config) if key in known), None) for job in left]
+    each = [next((fmean(known[key]) for key in keys_of(job.config) if key in known), None) for job in left]
     busy = [0.0] * max(1, workers)
     for one in each:  # as the pool does it: whoever is free first takes the next run
         busy[busy.index(min(busy))] += one or 0.0
@@ -77,8 +77,8 @@ def memory_of(root: Path) -> Callable[[Job], float | None]:
 
     def read() -> None:
         for run in find_runs(root) if root.is_dir() else ():
-            if megabytes := _cost(run, "peak_memory_mb"):
-                for key in _keys(run.config):
+            if megabytes := cost_of(run, "peak_memory_mb"):
+                for key in keys_of(run.config):
                     known[key] = max(known.get(key, 0.0), megabytes)
 
     looked: list[None] = []
@@ -87,18 +87,18 @@ def memory_of(root: Path) -> Callable[[Job], float | None]:
         if not looked:
             looked.append(None)
             read()
-        return next((known[key] for key in _keys(job.config) if key in known), None)
+        return next((known[key] for key in keys_of(job.config) if key in known), None)
 
     return found
 
 
-def _keys(config: RunConfig) -> list[tuple[str, ...]]:
+def keys_of(config: RunConfig) -> list[tuple[str, ...]]:
     """From the same row to anything of the benchmark."""
     place = (config.benchmark, config.scale)
     return [(*place, config.label, config.hash), (*place, config.label), place]
 
 
-def _cost(run: RunDirectory, key: str) -> float | None:
+def cost_of(run: RunDirectory, key: str) -> float | None:
     """What a finished run says about its cost; None where it cannot be read."""
     try:
         run.config  # noqa: B018

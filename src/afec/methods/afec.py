@@ -21,20 +21,24 @@ from typing import Any, Literal, final
 
 from torch import Tensor
 
-from afec.gaussian import Gaussian, Quadratic, forgetting_from_beta, grown
+from afec.gaussian import Derived, Gaussian, Quadratic, forgetting_from_beta, grown
 from afec.guard import (
     NO_OPTIMIZER,
     FisherFields,
     GuardedTask,
     OptimizerFactory,
     State,
+    TermBytes,
+    bytes_of,
     checked_weight,
     learns_something,
     load,
     optimizers_for_theta_e,
     option,
+    precision_bytes,
     snapshot,
     train_theta_e,
+    trained,
 )
 from afec.methods.regulariser import OptionTerm
 
@@ -132,6 +136,10 @@ class AFEC(FisherFields, OptionTerm):
 
     # -- the functions of a term ----------------------------------------------------------------------------------
 
+    def not_on_shards(self) -> str | None:
+        """All of it does."""
+        return None
+
     def lacks(self, task: GuardedTask) -> str | None:
         """How θ_e is to be trained, if nobody said so, and by which optimiser; or a likelihood, for a Fisher that needs one."""
         untold = self.epochs is None and self.expand is None and task.train is None
@@ -158,25 +166,25 @@ class AFEC(FisherFields, OptionTerm):
                 "optimizers": None,
                 "lrs": None,
             }
-        with task.borrowing():
-            load(task.model, self._start(task, kept))
-            with learns_something(task):
+        with task.borrowing(kept):
+            load(task.model, kept)
+            with learns_something(task, kept):
                 self._learn(task)
             if any(term.asks_alone for term in task.terms):
                 task.alone = task.now_alone()
             return {"kept": self._kept_after(task, kept), **self._posterior(task, "sequential")}
 
-    def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic) -> dict[str, Tensor]:
+    def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic | Derived) -> dict[str, Tensor]:
         """The merged weights, where θ is to start from them."""
         if self.start != "merged" or "mean" not in task_state:
             return {}
-        return total.mode(dict(task.model.named_parameters()))
+        return total.mode(task.present())
 
     def begin_epoch(self, task: GuardedTask, state: State, task_state: State) -> State:
         """One epoch of θ_e and a new F_e, under the interleaved schedule."""
         if "theta_e" not in task_state:
             return task_state
-        with task.borrowing():
+        with task.borrowing(task_state["theta_e"]):
             load(task.model, task_state["theta_e"])
             new = {"epochs": task_state["epochs"] + 1, **self._learn_one_epoch(task, task_state)}
             posterior = self._posterior(task, "interleaved", task_state["epochs"])
@@ -198,11 +206,22 @@ class AFEC(FisherFields, OptionTerm):
         own = self.expand is not None or (self.schedule == "sequential" and self.epochs is None)
         if own or not (self.optimizer or task.optimizers):
             return None
-        load(task.model, self._start(task, self._kept_at_entry(task, state)))
+        load(task.model, self._kept_at_entry(task, state))
         optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=True)
         train_theta_e(task, optimizers, range(self.epochs or 1), until=time.monotonic() + seconds)
         fisher = task.fisher(self.fisher_options, "afec")
         return [(self.weight_in(task.number), Gaussian(task.values(), fisher))]
+
+    def memory(self, task: GuardedTask) -> TermBytes:
+        """θ_e and F_e; and what the next θ_e starts from, where that is not the present weights."""
+        every, weights = bytes_of(one for _, one in trained(task.model)), task.weights.values()
+        if self.weight_in(max(task.number, 1)) == 0:
+            return TermBytes({} if self.expand_from == "main" else {"start": every})
+        own = {"θ_e": bytes_of(weights), "F_e": precision_bytes(weights, self.store)}
+        if self.schedule == "interleaved":
+            own["θ_e as it is trained"] = every
+        kept = {} if self.expand_from == "main" else {"start": every}
+        return TermBytes(kept, own, pulls=True, measures=True, expands=True)
 
     def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
         """θ_e and F_e are not kept; only what the next expansion starts from."""
@@ -220,7 +239,8 @@ class AFEC(FisherFields, OptionTerm):
         if self.expand_from == "main":
             return {}
         kept = dict(state.get("kept", {}))
-        for name, now in snapshot(task.model).items():
+        names = {name for name, value in trained(task.model) if name not in kept or value.shape != kept[name].shape}
+        for name, now in self.at_rest(kept=snapshot(task.model, names))["kept"].items():
             if name not in kept:
                 kept[name] = now
             elif now.shape != kept[name].shape:  # rows born later start from their value at this entry
@@ -231,7 +251,7 @@ class AFEC(FisherFields, OptionTerm):
         return snapshot(task.model) if self.expand_from == "main" else kept
 
     def _kept_after(self, task: GuardedTask, kept: dict[str, Tensor]) -> dict[str, Tensor]:
-        return snapshot(task.model) if self.expand_from == "carry" else kept
+        return self.at_rest(kept=snapshot(task.model))["kept"] if self.expand_from == "carry" else kept
 
     def _learn(self, task: GuardedTask) -> None:
         if self.epochs is None:
@@ -258,7 +278,8 @@ class AFEC(FisherFields, OptionTerm):
         return {"optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers], "lrs": lrs}
 
     def _posterior(self, task: GuardedTask, *purpose: object) -> dict[str, dict[str, Tensor]]:
-        return {"mean": task.values(), "precision": task.fisher(self.fisher_options, "afec", *purpose)}
+        precision = task.fisher(self.fisher_options, "afec", *purpose)
+        return self.at_rest(mean=task.values(), precision=precision)
 
 
 def _weights(forgetting: float | Sequence[float] | None, beta: float | Sequence[float] | None) -> float | list[float]:

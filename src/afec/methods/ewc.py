@@ -52,9 +52,18 @@ class EWC(FisherRegulariser):
         """The running average of the paper, or γ."""
         return self.decay
 
+    def not_on_shards(self) -> str | None:
+        """A strength of `auto`, which looks at whole weights, and products of two weights."""
+        told = 'strength="auto"' if self.asks_alone else 'on="delta"' if self.on == "delta" else None
+        return None if told is None else f"{self.name} with {told} does not work on the parts"
+
     def importance(self, task: GuardedTask, task_state: State) -> dict[str, Tensor]:
         """The Fisher information of the task."""
         return self.fisher_of_task(task)
+
+    def end_task(self, task: GuardedTask, state: State, task_state: State) -> State:
+        """F with this task's, around the weights as they are now, kept as `store` says."""
+        return self.at_rest(**super().end_task(task, state, task_state))
 
     def mean_over_tasks(self, old: Gaussian | None, new: Gaussian, task: int) -> dict[str, Tensor]:
         """The latest weights; or where the quadratics of all tasks together are least."""

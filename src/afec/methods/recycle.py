@@ -175,7 +175,7 @@ class Recycle(OptionTerm):
 @torch.no_grad()
 def _renew(task: GuardedTask, layer: HiddenLayer, unused: Tensor, place: int) -> None:
     """Fresh incoming weights for these units, drawn as at the start, and nothing that leaves them."""
-    kept = snapshot(task.model)
+    kept = snapshot(task.model, frozen=True)
     with forked(task.seed("recycle", place), task.device):
         renew(task.model.backbone if isinstance(task.model, Readout) else task.model)
         fresh = [weight.detach().clone() for weight in layer.incoming]

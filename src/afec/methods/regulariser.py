@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from afec.gaussian import Gaussian, running_average, running_sum
+from afec.gaussian import Gaussian, running_average, running_sum, widened
 from afec.guard import (
     Alone,
     GuardedTask,
@@ -27,8 +27,11 @@ from afec.guard import (
     Params,
     State,
     Term,
+    TermBytes,
+    bytes_of,
     optimizers_for_theta_e,
     option,
+    precision_bytes,
     train_theta_e,
     trial_steps,
 )
@@ -143,7 +146,8 @@ class Regulariser(OptionTerm):
             return watched
         before, alone = task.loss(), task.alone or self._learn_alone(task)
         old = task.remembered(Gaussian(state["mean"], state["precision"])).only(alone.weights)
-        penalty = abs(self.per_strength * float(old.penalty(alone.weights)))
+        theta_e = {name: value.to(old.mean[name]) for name, value in alone.weights.items() if name in old.mean}
+        penalty = abs(self.per_strength * float(old.penalty(theta_e)))
         return {**watched, "automatic": first_strength(before, alone.loss, penalty)}
 
     def watched(self, task: GuardedTask, state: State) -> State:
@@ -194,6 +198,12 @@ class Regulariser(OptionTerm):
             strength = self.strength
         return [(self.per_strength * strength, task.remembered(Gaussian(state["mean"], state["precision"])))]
 
+    def memory(self, task: GuardedTask) -> TermBytes:
+        """θ* and Ω."""
+        weights = task.weights.values()
+        kept = {"θ*": bytes_of(weights), "precision": precision_bytes(weights, getattr(self, "store", None))}
+        return TermBytes(kept, pulls=True, measures=not self.observes)
+
     def preview(self, task: GuardedTask, state: State, seconds: float) -> list[tuple[float, Gaussian]] | None:
         """Before the first task: as if the present weights had just learned these data."""
         if self.asks_alone:
@@ -213,10 +223,12 @@ class Regulariser(OptionTerm):
         self.check_told(task, task_state)
         old, how = None, self.over_tasks
         if state:
-            factor = 1.0 if how == "mean" else how
-            precision = {name: factor * known for name, known in state["precision"].items()}
-            old = Gaussian(state["mean"], precision).grown_to(dict(task.model.named_parameters()))
-        new = Gaussian(task.values(), self.importance(task, task_state))
+            factor, precision = 1.0 if how == "mean" else how, state["precision"]
+            if factor != 1:
+                precision = {name: factor * widened(known) for name, known in precision.items()}
+            old = Gaussian(state["mean"], precision).grown_to(task.present())
+        importance = self.importance(task, task_state)
+        new = Gaussian(task.values(), importance)
         total = running_average(old, new, task.number + 1) if how == "mean" else running_sum(old, new)
         return {"mean": total.mean | self.mean_over_tasks(old, new, task.number + 1), "precision": total.precision}
 

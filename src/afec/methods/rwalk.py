@@ -17,13 +17,14 @@ of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from afec.gaussian import Gaussian
-from afec.guard import GuardedTask, State, Step, option
+from afec.guard import GuardedTask, State, Step, TermBytes, option, precision_bytes
 from afec.methods.path import PathRegulariser, sums_like, wide_zeros
 
 __all__ = ["RWALK"]
@@ -51,6 +52,12 @@ class RWALK(PathRegulariser):
             known = task.remembered(Gaussian(state.get("mean", {}), state.get(key, {})))
             sums.update({name: value.to(sums[name]) for name, value in known.precision.items()})
         return task_state
+
+    def memory(self, task: GuardedTask) -> TermBytes:
+        """θ*, F + s, and F and s apart, of the earlier tasks and of this one."""
+        own, sums = super().memory(task), precision_bytes(task.weights.values())
+        both = {"fisher": sums, "score": sums}
+        return replace(own, kept={**own.kept, **both}, of_task={f"{key} so far": one for key, one in both.items()})
 
     @torch.no_grad()
     def after_step(self, task: GuardedTask, task_state: State, step: Step) -> State:

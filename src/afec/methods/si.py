@@ -14,12 +14,13 @@ it (Zenke et al. write c·ΣΩ(θ−θ*)², so their c is λ/2). No pass over th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from afec.guard import GuardedTask, State, Step, option
+from afec.guard import GuardedTask, State, Step, TermBytes, bytes_of, option, precision_bytes
 from afec.methods.path import PathRegulariser, sums_like, wide_zeros
 
 __all__ = ["SI"]
@@ -36,6 +37,11 @@ class SI(PathRegulariser):
     def watched(self, task: GuardedTask, state: State) -> State:
         """Where the path starts, and W = 0."""
         return {"start": task.values(), "path": wide_zeros(task.weights)}
+
+    def memory(self, task: GuardedTask) -> TermBytes:
+        """θ* and Ω; and where the path of the task starts, and W."""
+        weights = task.weights.values()
+        return replace(super().memory(task), of_task={"start": bytes_of(weights), "path": precision_bytes(weights)})
 
     @torch.no_grad()
     def after_step(self, task: GuardedTask, task_state: State, step: Step) -> State:

@@ -14,11 +14,12 @@ from afec.experiments import ScoreKind
 from afec.metrics import new_task_accuracy
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
 from afec.report.reading import mean
+from afec.report.returns import accumulated_figure, has_evaluations, learning_figure
 from afec.report.rows import Row
 from afec.report.statistics import mean_and_std, number
 from afec.report.total_compute import total_compute
 
-__all__ = ["FIGURES", "MOST", "Series", "figures_of", "series_of", "shown_rows"]
+__all__ = ["FIGURES", "MOST", "OF_GAMES", "Series", "figures_of", "series_of", "shown_rows"]
 
 CAPTIONS = {
     "accuracy": "The mean {score} of all the tasks learned so far, after each of them.",
@@ -65,7 +66,8 @@ Rows = Sequence[Row]
 
 def figures_of(rows: Rows) -> list[Figure]:
     """All of them, in the order in which they are read."""
-    return [make(rows) for make in FIGURES.values()]
+    shown = FIGURES if has_evaluations(rows) else {key: make for key, make in FIGURES.items() if key not in OF_GAMES}
+    return [make(rows) for make in shown.values()]
 
 
 def average_curves(rows: Rows) -> Figure:
@@ -212,7 +214,7 @@ def compute(rows: Rows) -> Figure:
     unknown = [row.label for row, cost in costs if _searchable(row) and not cost.trials]
     if unknown:
         more += f" Not on the right, because no trials are beside the runs: {', '.join(unknown)}."
-    return _of_several_seeds(shown, _figure("compute", title, CAPTIONS["compute"] + more, *charts))
+    return _figure("compute", title, CAPTIONS["compute"] + more, *charts)
 
 
 def _searchable(row: Row) -> bool:
@@ -228,7 +230,11 @@ FIGURES: dict[str, Callable[[Rows], Figure]] = {
     "trade-off": trade_off,
     "cost": cost,
     "compute": compute,
+    "learning": learning_figure,
+    "accumulated": accumulated_figure,
 }
+OF_GAMES = ("learning", "accumulated")
+"""Figures that need evaluations on the way, as games have them."""
 
 
 def _shown(row: Row, metric: str) -> tuple[float, float]:

@@ -106,15 +106,6 @@ def enter_second_task(guard, source):
             pass
 
 
-def sharded(rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = net()
-    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
-    afec.EWC(1.0).begin(model, None, data(1), nn.CrossEntropyLoss())
-
-
 def work(rank, folder):
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -123,6 +114,5 @@ def work(rank, folder):
     found = {how: two_tasks(rank, how) for how in ("plain", "pull", "views")}
     found["paths"] = {how: paths(rank, how) for how in ("plain", "pull")}
     found["diverges"] = outcome(lambda: diverges(rank))
-    found["sharded"] = outcome(lambda: sharded(rank))
     found["disagrees"] = outcome(lambda: disagrees(rank))
     torch.save(found, f"{folder}/{rank}.pt")
