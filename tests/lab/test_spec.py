@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 import afec
 from afec.cli import main
+from afec.experiments.games import Games
 from afec.experiments.supervised import training_of
 from afec.lab import SpecError, benchmark_names, load_benchmark, plan, resolve
 from afec.lab.config import grid, parse_set
 from afec.lab.spec import load_tuned, merged, parse_benchmark
 from afec.methods.expression import METHODS
 from afec.nets import NETS
+from afec.strategy import Strategy
 from afec.streams import STREAMS
 from small_lab import TEXT, quick, quick_config, quick_file
 
@@ -26,8 +28,15 @@ def test_every_benchmark_of_the_package_is_valid_for_every_method_at_every_scale
         benchmark = load_benchmark(name)
         assert benchmark.description
         assert "smoke" in benchmark.scales
+        strategies = {name: record.make for name, record in METHODS.items() if issubclass(record.make, Strategy)}
+        refused: set[str] = set()
+        if benchmark.kind is Games:
+            refused = set(strategies)
+        elif benchmark.stream.get("scenario") == "class":
+            refused = {name for name, make in strategies.items() if make.needs_heads}
+        methods = set(METHODS) - refused
         for scale in benchmark.scales:
-            for method in ("finetune", "joint", "scratch", *METHODS, "ewc+afec"):
+            for method in ("finetune", *benchmark.kind.references, *methods, "ewc+afec"):
                 resolve(benchmark, method, scale)
         for variant in benchmark.variant:
             assert resolve(benchmark, f"ewc@{variant}").variant == variant

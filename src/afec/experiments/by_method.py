@@ -15,7 +15,7 @@ from afec.methods import AFEC, Prior
 from afec.methods.expression import FINETUNE, check_settings, make_method, name_of, terms_of, whole_settings
 from afec.naming import did_you_mean
 
-__all__ = ["MethodExperiment", "training_records"]
+__all__ = ["MethodExperiment", "WithoutMethod", "training_records"]
 
 LATER = (AFEC.name, Prior.name)
 """Methods whose strength is searched once that of the regulariser beside them is known."""
@@ -108,3 +108,22 @@ class MethodExperiment(Experiment):
             "forgetting" if key == "beta" else key: forgetting_from_beta(value) if key == "beta" else value
             for key, value in values.items()
         }
+
+
+class WithoutMethod:
+    """What `joint` and `scratch` share: they are references, and no method acts in them. Comes before the experiment."""
+
+    @classmethod
+    def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
+        """The name of the reference; it has no settings."""
+        return method, {}
+
+    @classmethod
+    def title(cls, method: str) -> str:
+        """How tables call it."""
+        return method
+
+    @classmethod
+    def terms(cls, method: str) -> tuple[str, ...]:
+        """The methods that act: none."""
+        return ()

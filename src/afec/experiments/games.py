@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import torch
 
 from afec.experiments.base import RETURN, Context, OnProgress, Progress, Score, Section, Setup
-from afec.experiments.by_method import MethodExperiment, training_records
+from afec.experiments.by_method import MethodExperiment, WithoutMethod, training_records
 from afec.files import load_tree, save_tree, write_text
 from afec.guard import Guard
 from afec.learner import TaskRecord
+from afec.learner.machine import check_device
 from afec.methods.expression import METHODS, make_method
 from afec.naming import did_you_mean, unknown, with_defaults
 from afec.nets import NETS, check_backbone, make_backbone
@@ -40,20 +41,13 @@ DORMANT = "dormant.csv"
 
 @dataclass(frozen=True)
 class Device:
-    """Where the nets are."""
+    """Where the nets of games are run, and in which memory format."""
 
     device: str = "cpu"
     channels_last: bool = True
 
     def __post_init__(self) -> None:
-        try:
-            kind = torch.device(self.device).type
-        except RuntimeError as error:
-            raise ValueError(
-                f"device must be what torch.device takes, 'cpu' or 'cuda:0'; got {self.device!r}"
-            ) from error
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device {self.device!r} was asked for, but torch sees no CUDA here; use device='cpu'")
+        check_device(self.device)
 
 
 def games_of(stream: Section) -> list[Game]:
@@ -225,7 +219,7 @@ class Games(MethodExperiment):
         return []
 
 
-class ScratchGames(Games):
+class ScratchGames(WithoutMethod, Games):
     """Each game alone, from the random initial weights: the reference of forward transfer."""
 
     description = "each game alone from the random initial weights: the reference of fwt_vs_scratch"
@@ -248,21 +242,6 @@ class ScratchGames(Games):
 
     def _curve(self) -> list[tuple[int, int, int, float]]:
         return [point for point in self.learner.curve if point[0] == point[2]]  # the net knows its own game only
-
-    @classmethod
-    def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
-        """It has no settings."""
-        return method, {}
-
-    @classmethod
-    def title(cls, method: str) -> str:
-        """It is no method."""
-        return method
-
-    @classmethod
-    def terms(cls, method: str) -> tuple[str, ...]:
-        """None."""
-        return ()
 
 
 def load_agent(setup: Setup, folder: Path, seed: int, after: int) -> tuple[GameNet, list[Game]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from afec.experiments.base import Context, OnProgress, Section, Setup
+from afec.experiments.base import Context, OnProgress, Setup
+from afec.experiments.by_method import WithoutMethod
 from afec.experiments.supervised import Supervised, build, training_of
 from afec.learner import TaskRecord
 from afec.nets import Readout
@@ -13,7 +14,7 @@ from afec.streams import Stream
 __all__ = ["Joint"]
 
 
-class Joint(Supervised):
+class Joint(WithoutMethod, Supervised):
     """No method acts; old data are kept."""
 
     description = "all tasks so far at once, from all their data: the upper bound"
@@ -28,27 +29,12 @@ class Joint(Supervised):
         return self.learner.learn_jointly(self.stream.tasks[: number + 1])
 
     @classmethod
-    def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
-        """The settings of the method: joint training has none."""
-        return method, {}
-
-    @classmethod
     def most_samples(cls, setup: Setup, context: Context) -> int | None:
         """Every task again with each one after it."""
         stream, _ = build(setup, context.seed)
         schedule, _ = training_of(setup.training, context.device)
         sizes = [task.train.size for task in stream.tasks]
         return schedule.max_epochs * sum(sum(sizes[: number + 1]) for number in range(len(sizes)))
-
-    @classmethod
-    def title(cls, method: str) -> str:
-        """How tables call it; it is a reference and no method."""
-        return method
-
-    @classmethod
-    def terms(cls, method: str) -> tuple[str, ...]:
-        """The terms of the method: joint training has none."""
-        return ()
 
     @classmethod
     def _check_method(cls, setup: Setup, net: Readout, stream: Stream) -> str:

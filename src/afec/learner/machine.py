@@ -10,7 +10,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "check_device"]
+
+
+def check_device(device: str) -> str:
+    """The kind of a device, such as `cpu`; raise for one that torch does not know or does not have here."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"device must be what torch.device takes, 'cpu' or 'cuda:0'; got {device!r}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but torch sees no CUDA here; use device='cpu'")
+    return kind
 
 
 @dataclass(frozen=True)
@@ -31,14 +42,7 @@ class Machine:
     def __post_init__(self) -> None:
         if self.amp not in ("off", "bfloat16", "float16"):
             raise ValueError(f"amp must be 'off', 'bfloat16' or 'float16'; got {self.amp!r}")
-        try:
-            kind = torch.device(self.device).type
-        except RuntimeError as error:
-            raise ValueError(
-                f"device must be what torch.device takes, 'cpu' or 'cuda:0'; got {self.device!r}"
-            ) from error
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device {self.device!r} was asked for, but torch sees no CUDA here; use device='cpu'")
+        kind = check_device(self.device)
         if self.amp == "float16" and kind != "cuda":
             raise ValueError("amp='float16' needs CUDA (its loss is scaled); use amp='bfloat16' on a CPU")
 

@@ -194,7 +194,8 @@ def cost(rows: Rows) -> Figure:
 
 def compute(rows: Rows) -> Figure:
     """The average against the compute of one run and of the search for its strengths."""
-    title, kind, average = "What accuracy costs, tuning included", rows[0].kind, rows[0].parts.average
+    kind, average = rows[0].kind, rows[0].parts.average
+    title = f"What {kind.name} costs, tuning included"
     shown, more = shown_rows([row for row in rows if not row.config.reference])
     unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune" and row.samples])
     if math.isnan(unit) or unit == 0:
