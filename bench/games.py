@@ -173,7 +173,7 @@ def speed(names: list[str], rounds: int) -> None:
 
 
 def guard_cost(rounds: int) -> None:
-    """A whole second game under each method beside fine-tuning, and the pull's share of a minibatch step."""
+    """A whole second game under each method beside fine-tuning."""
     settings = PPO(steps=8 * 2048, environments=16, rollout=128, epochs=4, minibatches=4)
     games = [find_game("minatar", name) for name in ("Breakout", "Asterix")]
     cost: dict[str, list[float]] = {}

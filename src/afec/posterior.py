@@ -50,7 +50,7 @@ class Posterior:
 
     samples: int | None = None
     loss: float | None = None
-    """The mean loss of the samples with these weights."""
+    """The mean loss of some batches of the data with these weights."""
 
     tasks: int = 1
 
