@@ -1,8 +1,8 @@
 """PPO beside Stable-Baselines3's, with the same net, environments, settings and steps: `python bench/games.py`.
 
 By default: environment steps per CPU second of whole iterations (rollout and update), turn by turn in one run, on CartPole,
-MinAtar's Breakout and Atari's Boxing; what an iteration under EWC + AFEC costs beside fine-tuning; and the guard's share of a
-minibatch step. Only ratios of neighbours mean anything on a shared machine.
+MinAtar's Breakout and Atari's Boxing; what an iteration under EWC + AFEC costs beside fine-tuning.
+Only ratios of neighbours mean anything on a shared machine.
 
 `--curves FILE`: learn a game with both over several seeds and write the returns of the episodes on the way as CSV.
 """
