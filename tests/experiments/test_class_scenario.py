@@ -50,7 +50,12 @@ OWN_NET = 'name = "digits"\nchannels = 4\nfeatures = 8\n'
 def class_config(method, scale="three", net=None, **stream):
     """A row of the small benchmark in the scenario `class`: with its own net, with a cosine classifier, or with batch-norm."""
     benchmark = parse_benchmark(TEXT.replace(OWN_NET, BATCH_NORM.get(net, OWN_NET)), "quick", "quick.toml")
-    sets = {"stream": {**CLASS, **stream}, "net": {"classifier": net} if net == "cosine" else {}, "method": RWALK}
+    few = {
+        name: {"per_class": 5} for name in method.split("+") if "per_class" in getattr(METHODS.get(name), "options", ())
+    }
+    replays = any(getattr(METHODS[term].make, "needs_classes", False) for term in method.split("+") if term in METHODS)
+    kind = "cosine" if net == "cosine" else "method" if replays else None
+    sets = {"stream": {**CLASS, **stream}, "net": {"classifier": kind} if kind else {}, "method": {**RWALK, **few}}
     return resolve(benchmark, method, scale, sets)
 
 
@@ -301,8 +306,15 @@ def test_the_benchmark_of_the_package_takes_a_cosine_classifier():
 # -- what is kept of a run ----------------------------------------------------------------------------------------
 
 EVERY = ["finetune", "joint", *(name for name in METHODS if name != "afec"), "afec", "ags-cl+afec", "ewc+afec"]
-ROWS = [("task", method, None) for method in EVERY]
-ROWS += [("class", method, None) for method in EVERY if "ags-cl" not in method and method != "progress-compress"]
+
+
+def refused_in(scenario, method):
+    """Whether a method knows the other scenario only."""
+    needs = "needs_classes" if scenario == "task" else "needs_heads"
+    return any(getattr(METHODS[term].make, needs, False) for term in method.split("+") if term in METHODS)
+
+
+ROWS = [(one, method, None) for one in ("task", "class") for method in EVERY if not refused_in(one, method)]
 ROWS += [("class", method, net) for method in FOUR for net in ("cosine", "resnet10")]
 
 
