@@ -103,7 +103,7 @@ def results(rows: Sequence[Row], mark: str = "") -> Table:
     unit = mean([mean(row.samples.values()) for row in rows if row.config.label == "finetune" and row.samples])
     seeds = len({seed for row in rows for seed in row.metrics})
     columns: Columns = [(Column("method", kind="label"), [_label(row, seeds) for row in rows])]
-    if any(row.memory != NO_MEMORY for row in rows):
+    if rows[0].pooled and any(row.memory != NO_MEMORY for row in rows):
         columns += [
             (Column("memory", MEMORY, kind="text"), [Cell(row.memory) for row in rows]),
             (Column("prediction", kind="text"), [Cell(row.prediction) for row in rows]),
