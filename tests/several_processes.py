@@ -16,7 +16,7 @@ from torch import nn
 import afec
 from afec.fisher import Problem, estimate
 from afec.guard.distributed import processes_of
-from afec.lab.torchrun import joined, processes_of_torchrun
+from afec.lab.torchrun import joined, leave, processes_of_torchrun
 from afec.nets.norm import new_batch_norm
 from afec.parallel import group_here, grouped
 from afec.streams import digits
@@ -103,3 +103,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+    if processes_of_torchrun() > 1:
+        leave(0)

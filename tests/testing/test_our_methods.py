@@ -37,6 +37,7 @@ EXEMPT = {
         "zero": "it has no strength: it is switched off by leaving it out",
         "untouched": "it renews weights at the end of a task",
     },
+    "afec-merged": {"untouched": "it moves θ to its start when a task begins"},
 }
 
 

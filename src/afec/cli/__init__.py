@@ -6,6 +6,7 @@ A command imports what it needs when it runs: importing PyTorch takes a second o
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -309,7 +310,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """Run the installed command `afec`, and exit with its code."""
-    sys.exit(main())
+    code = main()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from afec.lab.torchrun import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 def expanded(arguments: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ run it is and where it stands, learn with it, and know nothing else.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import distributed
@@ -26,7 +27,7 @@ from afec.lab.job import Job
 from afec.lab.pool import Message, Work
 from afec.parallel import Group, grouped
 
-__all__ = ["GroupPool", "follow", "joined", "processes_of_torchrun"]
+__all__ = ["GroupPool", "follow", "joined", "leave", "processes_of_torchrun"]
 
 PATIENCE = timedelta(days=7)  # the others wait while the first one measures, writes, or waits for a lock
 
@@ -52,6 +53,16 @@ def joined(backend: str = "gloo") -> Iterator[Group]:
         group.total(0)  # nobody hangs up while another one still talks
     finally:
         distributed.destroy_process_group()
+
+
+def leave(code: int) -> NoReturn:
+    """End a process of torchrun when all is done and written.
+
+    At once, because a thread of gloo that lets go of a tensor while Python shuts down aborts the process (torch 2.13).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class GroupPool:

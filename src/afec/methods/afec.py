@@ -100,6 +100,11 @@ class AFEC(FisherFields, OptionTerm):
         self._check_how()
 
     @property
+    def exempt_contracts(self) -> dict[str, str]:
+        """What `afec.testing` does not ask of it, and why."""
+        return {"untouched": "it moves θ to its start when a task begins"} if self.start == "merged" else {}
+
+    @property
     def is_off(self) -> bool:
         """Whether λ_e = 0 in every task."""
         return not any(self.lambda_e) if isinstance(self.lambda_e, list) else self.lambda_e == 0
