@@ -97,8 +97,8 @@ def test_the_bytes_are_those_of_local_runs_and_a_failing_run_stops_no_other(clus
 
 @pytest.mark.parametrize("ship", [False, True])
 def test_ctrl_c_leaves_everything_resumable(cluster, tmp_path, ship):
-    long = {"training": {"max_epochs": 15, "patience": "off"}}
-    jobs = [Job(quick_config("ewc", "three", **long), seed) for seed in range(3)]
+    long = {"training": {"max_epochs": 150, "patience": "off"}}  # seconds: the stop comes before the end of it
+    jobs = [Job(quick_config("ewc", "three", **long), seed) for seed in range(2)]
     watcher = Watcher(stop_at=1)
     with pytest.raises(KeyboardInterrupt):
         execute(jobs, tmp_path / "ray", watcher=watcher, pool=cluster(ship=ship))
