@@ -4,7 +4,8 @@ By default: environment steps per CPU second of whole iterations (rollout and up
 MinAtar's Breakout and Atari's Boxing; what an iteration under EWC + AFEC costs beside fine-tuning.
 Only ratios of neighbours mean anything on a shared machine.
 
-`--curves FILE`: learn a game with both over several seeds and write the returns of the episodes on the way as CSV.
+`--curves FILE`: learn a game with both over several seeds, write the returns of the episodes on the way as CSV, and print the
+differences. `--differences FILE ...`: print those of files that were written before, as CSV.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from scipy import stats
+from torch import Tensor
 
 import afec
 from afec.nets import make_backbone
@@ -40,7 +43,14 @@ SETTINGS = {
                value_weight=1.0),
     "minatar": PPO(environments=16, rollout=128, epochs=4, minibatches=4, lr=1e-3, value_clip=0.0, value_weight=1.0),
     "atari": PPO(environments=8, rollout=32, epochs=4, minibatches=4, value_clip=0.0, value_weight=1.0),
+    "Acrobot": PPO(environments=16, rollout=256, epochs=4, minibatches=64, lr=1e-3, gae_lambda=0.94, entropy=0.0,
+                   value_clip=0.0, value_weight=1.0),
 }  # fmt: skip
+"""By the kind of net; a game that learns nothing with those has its own."""
+
+
+def settings_of(name: str) -> PPO:
+    return SETTINGS.get(name, SETTINGS[GAMES[name][2]])
 
 
 def options_of(net: str, game: Game) -> dict[str, Any]:
@@ -48,12 +58,18 @@ def options_of(net: str, game: Game) -> dict[str, Any]:
     return {"mlp": {"inputs": inputs, "activation": "tanh"}, "minatar": {}, "atari": {"width": 0.25}}[net]
 
 
-def ours(name: str, settings: PPO, seed: int) -> Callable[[], list[float]]:
-    """One iteration, which returns the returns of finished episodes."""
+def initial_net(name: str, seed: int) -> GameNet:
+    """The net that both start from."""
     suite, game_name, kind = GAMES[name]
     game = find_game(suite, game_name)
     torch.manual_seed(seed)
-    net = GameNet(make_backbone(kind, **options_of(kind, game)), [game.actions]).to(memory_format=torch.channels_last)
+    return GameNet(make_backbone(kind, **options_of(kind, game)), [game.actions])
+
+
+def ours(name: str, settings: PPO, seed: int) -> Callable[[], list[float]]:
+    """One iteration, which returns the returns of finished episodes."""
+    game = find_game(*GAMES[name][:2])
+    net = initial_net(name, seed).to(memory_format=torch.channels_last)
     player, optimizer = Player(game, settings.environments, 1000 * seed), new_adam(net, settings)
     generator, update = torch.Generator().manual_seed(seed), 0
 
@@ -69,8 +85,17 @@ def ours(name: str, settings: PPO, seed: int) -> Callable[[], list[float]]:
     return iteration
 
 
+def copy_weights(net: GameNet, policy: Any) -> None:
+    """Give their policy the weights of our net."""
+    policy.features_extractor.net.load_state_dict(net.backbone.state_dict())
+    weight, bias = net.heads[0].weight.data, net.heads[0].bias.data
+    for theirs, rows in ((policy.action_net, slice(None, -1)), (policy.value_net, slice(-1, None))):
+        theirs.weight.data.copy_(weight[rows])
+        theirs.bias.data.copy_(bias[rows])
+
+
 def theirs(name: str, settings: PPO, seed: int) -> Callable[[], list[float]]:
-    """The same by Stable-Baselines3."""
+    """The same by Stable-Baselines3: the same initial weights, seeds of the environments and learning rates."""
     import gymnasium
     import stable_baselines3 as sb3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -100,35 +125,41 @@ def theirs(name: str, settings: PPO, seed: int) -> Callable[[], list[float]]:
             picture[: observation.shape[2]] = observation.transpose(2, 0, 1)
             return picture
 
-    count = settings.environments
+    count, first = settings.environments, 1000 * seed
     if suite == "atari":
         import ale_py
 
         gymnasium.register_envs(ale_py)
-        envs: Any = VecTransposeImage(VecFrameStack(make_atari_env(f"{game_name}NoFrameskip-v4", count, seed=seed), 4))
+        envs: Any = VecTransposeImage(VecFrameStack(make_atari_env(f"{game_name}NoFrameskip-v4", count, seed=first), 4))
     elif suite == "minatar":
         from minatar.gym import register_envs
 
         if "MinAtar/Breakout-v1" not in gymnasium.registry:
             register_envs()
-        envs = make_vec_env(f"MinAtar/{game_name}-v1", count, seed=seed, wrapper_class=Padded)
+        envs = make_vec_env(f"MinAtar/{game_name}-v1", count, seed=first, wrapper_class=Padded)
     else:
-        envs = make_vec_env(game_name, count, seed=seed)
+        envs = make_vec_env(game_name, count, seed=first)
     policy = {
         "features_extractor_class": Extractor,
         "net_arch": [],
         "optimizer_kwargs": {"eps": settings.adam_eps},
         "normalize_images": suite == "atari",
     }
+
+    def rate(left: float) -> float:
+        """They count an update before its rollout is learned from, so their last one would have rate 0."""
+        return settings.lr * (left + 1 / settings.updates) if settings.lr_decay else settings.lr
+
     agent = sb3.PPO(
         "MlpPolicy" if suite == "gymnasium" else "CnnPolicy",
         envs, n_steps=settings.rollout, batch_size=settings.batch // settings.minibatches, n_epochs=settings.epochs,
-        learning_rate=lambda left: settings.lr * left, gae_lambda=settings.gae_lambda, ent_coef=settings.entropy,
+        learning_rate=rate, gae_lambda=settings.gae_lambda, ent_coef=settings.entropy,
         vf_coef=settings.value_weight / 2, max_grad_norm=settings.max_grad_norm, policy_kwargs=policy, seed=seed, device="cpu",
     )  # fmt: skip
-    for module in agent.policy.features_extractor.modules():  # PyTorch's initial weights, as ours
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            module.reset_parameters()
+    copy_weights(initial_net(name, seed), agent.policy)
+    agent.env.seed(
+        first
+    )  # the agent has seeded them with its own seed, so that those of neighbouring seeds would overlap
     finished = list[float]()
 
     class Returns(BaseCallback):
@@ -159,7 +190,7 @@ def seconds(do: Callable[[], object]) -> float:
 
 def speed(names: list[str], rounds: int) -> None:
     for name in names:
-        settings = SETTINGS[GAMES[name][2]]
+        settings = settings_of(name)
         pair = ours(name, settings, 0), theirs(name, settings, 0)
         for one in pair:
             one()
@@ -194,15 +225,15 @@ def guard_cost(rounds: int) -> None:
         print(f"a second game of MinAtar, {name}: {statistics.median(found) / base:.2f} × fine-tuning", flush=True)
 
 
-def curves(file: Path, names: list[str], seeds: int, steps: int) -> None:
+def curves(file: Path, names: list[str], seeds: range, steps: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="") as opened:
         writer = csv.writer(opened, lineterminator="\n")
         writer.writerow(["game", "agent", "seed", "steps", "return", "episodes"])
         for name in names:
-            settings = SETTINGS[GAMES[name][2]]
+            settings = settings_of(name)
             settings = PPO(**{**vars(settings), "steps": steps})
-            for seed in range(seeds):
+            for seed in seeds:
                 for agent, make in (("afec", ours), ("stable-baselines3", theirs)):
                     iteration, found, row = make(name, settings, seed), list[float](), list[object]()
                     for update in range(1, settings.updates + 1):
@@ -215,6 +246,34 @@ def curves(file: Path, names: list[str], seeds: int, steps: int) -> None:
                     print(*row, flush=True)
 
 
+def differences(files: list[Path]) -> None:
+    """Ours less theirs over the seeds: the mean return of the episodes that ended in all steps, and in the last quarter.
+
+    Seeds share initial weights and seeds of environments, so there is a paired interval (Student's t) beside Welch's.
+    """
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    numbers = ("afec", "stable-baselines3", "difference", "paired_low", "paired_high", "welch_low", "welch_high")
+    writer.writerow(["game", "steps", "seeds", "episodes_of", *numbers])
+    rows = [row for file in files for row in csv.DictReader(file.read_text().splitlines())]
+    for game in dict.fromkeys(row["game"] for row in rows):
+        last = max(int(row["steps"]) for row in rows if row["game"] == game)
+        for part, begin in (("all steps", 0.0), ("last quarter", 0.75 * last)):
+            sums: dict[str, dict[int, list[float]]] = {}
+            for row in rows:
+                if row["game"] == game and int(row["steps"]) > begin:
+                    both = sums.setdefault(row["agent"], {}).setdefault(int(row["seed"]), [0.0, 0.0])
+                    both[0] += float(row["return"]) * int(row["episodes"])
+                    both[1] += int(row["episodes"])
+            means = {agent: [total / count for _, (total, count) in sorted(of.items())] for agent, of in sums.items()}
+            mine, other = (np.array(means[agent]) for agent in numbers[:2])
+            paired, welch = (
+                test.confidence_interval(0.95)
+                for test in (stats.ttest_rel(mine, other), stats.ttest_ind(mine, other, equal_var=False))
+            )
+            found = (mine.mean(), other.mean(), (mine - other).mean(), *paired, *welch)
+            writer.writerow([game, last, len(mine), part, *(f"{value:.2f}" for value in found)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -223,11 +282,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
     parser.add_argument("--curves", type=Path, help="learn, and write returns into this CSV file")
     parser.add_argument("--seeds", type=int, default=3, help="of --curves")
+    parser.add_argument("--first-seed", type=int, default=0, help="of --curves")
     parser.add_argument("--steps", type=int, default=50_000, help="of --curves")
+    parser.add_argument("--differences", type=Path, nargs="+", help="files of --curves, to print the differences of")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.curves:
-        curves(options.curves, options.games or ["CartPole", "Acrobot", "Breakout"], options.seeds, options.steps)
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        curves(options.curves, options.games or ["CartPole", "Acrobot", "Breakout"], seeds, options.steps)
+    if files := options.differences or ([options.curves] if options.curves else []):
+        differences(files)
         return
     speed(options.games or ["CartPole", "Breakout", "Boxing"], options.rounds)
     guard_cost(options.rounds)
