@@ -16,6 +16,7 @@ from afec.guard.options import FisherFields, FisherOptions, Option, OptionFields
 from afec.guard.problem import HasGuardedParameters, Params
 from afec.guard.pull import Mover
 from afec.guard.steps import Step, at_bookmark, with_bookmark
+from afec.guard.suggest import Suggestion, Trial
 from afec.guard.task import Alone, GuardedTask
 from afec.guard.trial import trial_steps
 
@@ -36,9 +37,11 @@ __all__ = [
     "Preset",
     "State",
     "Step",
+    "Suggestion",
     "Sum",
     "Term",
     "TermBytes",
+    "Trial",
     "WeightMovedError",
     "at_bookmark",
     "bytes_of",

@@ -18,7 +18,8 @@ from afec.fisher import Likelihood
 from afec.guard.block import Block, Lookout
 from afec.guard.check import CheckReport, check
 from afec.guard.memory import Memory, State
-from afec.guard.problem import BlockArguments, BlockOptions, LossFn, Mask, Params, Predict, unwrapped
+from afec.guard.problem import BlockArguments, BlockOptions, LossFn, Mask, Params, Predict, ReadingOptions, unwrapped
+from afec.guard.suggest import Suggestion, searched_term, suggest
 from afec.guard.task import GuardedTask, TermFunctions
 from afec.posterior import Posterior, hash_of
 
@@ -170,6 +171,51 @@ class Guard(ABC):
         options["progress"] = False
         arguments = BlockArguments(model, optimizer, data, loss_fn, **options)
         return check(self._task_of(arguments, replace(self._memory, seed=seed)), self.method, seconds)
+
+    def suggest(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        data: Any,
+        loss_fn: LossFn,
+        *,
+        train: Callable[[nn.Module, Any], object],
+        score: Callable[[nn.Module], float],
+        strengths: Sequence[float] | None = None,
+        of: str | None = None,
+        **options: Unpack[ReadingOptions],
+    ) -> Suggestion:
+        """Try several strengths λ for the task that comes next, on borrowed weights, and say which one scored best.
+
+        Each strength is one training from the present weights, with the same random numbers and a fresh state of the
+        optimiser. Model, optimiser, guard, random numbers and the generators of a DataLoader are put back bit for bit.
+
+        Args:
+            model, optimizer, data, loss_fn, options: as for `learning`.
+            train: (model, optimizer) → your own training of the task, as you would write it inside the block; shorter is
+                fine. It also trains θ_e, where AFEC does not say how.
+            score: model → what is to be as high as possible, such as the mean of old and new validation accuracy. The model
+                is in eval mode.
+            strengths: the λ to try; by default five, a decade apart, around one whose pull `check` judges to be at work.
+            of: the name of the method whose strength is searched, where a sum has several.
+        """
+        if self.in_task:
+            raise RuntimeError("guard.suggest() chooses a strength for the next task: call it before the block")
+        for name, function in (("train", train), ("score", score)):
+            if not callable(function):
+                raise TypeError(f"guard.suggest(): {name} must be a function; got {function!r}")
+        seed = torch.initial_seed() if self._memory.seed is None else self._memory.seed
+        options["progress"] = False
+        searched = searched_term(self.terms, of)
+        alone, warned = partial(train, model, optimizer), set(self._memory.warned)
+        arguments = BlockArguments(model, optimizer, data, loss_fn, **options, train=alone)
+
+        def task_of(term: TermFunctions) -> GuardedTask:
+            terms = tuple(term if one is searched else one for one in self.terms)
+            memory = replace(self._memory, seed=seed, warned=warned)
+            return GuardedTask(repr(self), terms, self.params, memory, arguments)
+
+        return suggest(task_of, searched, strengths, alone, partial(score, model))
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ __all__ = [
     "Mask",
     "Params",
     "Predict",
+    "ReadingOptions",
     "guarded_weights",
     "read_problem",
     "unwrapped",
@@ -55,8 +56,8 @@ class BlockArguments:
     evaluate: Callable[[], float] | None = None
 
 
-class BlockOptions(TypedDict, total=False):
-    """What may be given to a block by name beside model, optimiser, data and loss."""
+class ReadingOptions(TypedDict, total=False):
+    """What may be given by name to say how data, loss and model go together."""
 
     predict: Predict | None
     likelihood: Likelihood | None
@@ -65,6 +66,11 @@ class BlockOptions(TypedDict, total=False):
     mask: Mask | None
     batch_size: int
     progress: bool | None
+
+
+class BlockOptions(ReadingOptions, total=False):
+    """What may be given to a block by name beside model, optimiser, data and loss."""
+
     train: Callable[[], object] | None
     evaluate: Callable[[], float] | None
 

@@ -78,6 +78,10 @@ class TermFunctions(ABC):
     def is_off(self) -> bool:
         """Whether its weight is zero in every task: then it is dropped before anything runs."""
 
+    def with_strength(self, strength: float) -> TermFunctions | None:
+        """The same method with another λ, for `guard.suggest`; None of one that holds no old task by a strength."""
+        return None
+
     def not_on_shards(self) -> str | None:
         """What does not work where each process holds a part of every weight, as the beginning of a sentence."""
         return f"{self.name} does not work on the parts"
@@ -271,15 +275,19 @@ class GuardedTask:
         self._check_alive()
         reshard(self.model)
         try:
-            self._puller.verify()
-            self._puller.detach()
-            self.task_states = {t.name: self._change_weights(t) for t in self.terms}
+            self.settle()
             states = {t.name: self._end_task(t) for t in self.terms}
         except BaseException:
             self.abort()
             raise
         self._close()
         self.memory.learned(states)
+
+    def settle(self) -> None:
+        """The first half of `end`: no step pulls any more, and methods that change weights at the end have done so."""
+        self._puller.verify()
+        self._puller.detach()
+        self.task_states = {t.name: self._change_weights(t) for t in self.terms}
 
     def abort(self) -> None:
         """Drop the task: all hooks are gone and the guard is as on entry. The weights stay as they are now."""

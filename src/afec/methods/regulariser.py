@@ -14,6 +14,7 @@ measures the importance of the weights for a task that ends, and how it counts o
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from typing import Any, Literal
 
@@ -110,6 +111,12 @@ class Regulariser(OptionTerm):
     def per_strength(self) -> float:
         """What the Gaussian's penalty, which has the ½, is multiplied by at λ = 1."""
         return 1.0
+
+    def with_strength(self, strength: float) -> Regulariser:
+        """The same method with another λ."""
+        other = copy.copy(self)
+        other.strength, other.tolerance, other.reference_epochs = strength, None, None
+        return other
 
     @property
     def is_off(self) -> bool:
