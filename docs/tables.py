@@ -6,8 +6,8 @@ A table stands below the comment that says what is in it, in TOML:
 
     <!-- table
     file = "digits-transfer/seeds.csv"            a file under results/, as `afec report -o x.csv` writes it
-    columns = ["aac", "old_accuracy", "compute"]  its metrics, `epochs`, `compute`, `worst` (seed of the old tasks);
-                                                  any other name is a row's own text
+    columns = ["aac", "old_accuracy", "compute"]  columns of the file, `epochs`, `compute`, `worst` (seed of the old tasks);
+                                                  a name that the file does not have is a text that rows bring
     heads = { aac = "both (AAC)" }                other headings
     rows = [
       "finetune",                                 the method, as the file has it
@@ -45,6 +45,8 @@ HEADS = {
     "bwt": "BWT",
     "transfer": "transfer",
 }
+MADE = ("epochs", "compute", "worst")
+"""Columns that are worked out here, whether or not the file has one of that name."""
 Seeds = dict[int, dict[str, str]]
 
 
@@ -73,16 +75,23 @@ def table(spec: dict[str, Any]) -> str:
     for row in spec["rows"]:
         if isinstance(row, str | list):
             row = dict(zip(("row", "minus"), [row] if isinstance(row, str) else row, strict=False))
-        cell = plain_cell if "minus" not in row else difference_cell
         name = row.get("name") or " minus ".join(shown(row[key]) for key in ("row", "minus") if key in row)
-        lines.append([name, *(row[c] if c in row else cell(spec["file"], row, c) for c in columns)])
+        lines.append([name, *(row[c] if c in row else cell_of(spec, row, c) for c in columns)])
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
+def cell_of(spec: dict[str, Any], row: dict[str, str], column: str) -> str:
+    """A number; empty only in a column of texts that other rows bring."""
+    file = spec["file"]
+    if column in MADE or any(column in line for line in lines_of(file)):
+        return (difference_cell if "minus" in row else plain_cell)(file, row, column)
+    if not any(isinstance(one, dict) and column in one for one in spec["rows"]):
+        raise TableError(f"results/{file} has no column {column!r}, and no row brings a text of that name")
+    return ""
 
 
 def plain_cell(file: str, row: dict[str, str], column: str) -> str:
     """The mean of one method over its seeds."""
-    if column not in (*HEADS, "epochs", "compute", "worst"):
-        return ""
     seeds = seeds_of(file, row["row"])
     if column == "epochs":
         return f"{fmean(values(seeds, 'epochs')):.0f}"

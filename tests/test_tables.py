@@ -73,11 +73,27 @@ def test_a_difference_that_leaves_zero_out_is_bold(small):
     assert row == "| `ewc` (λ=1) minus `finetune` | **+20.1** (+18.8 to +21.4; 2 of 2) |"
 
 
+def test_a_column_of_the_file_is_a_number_whether_or_not_it_has_a_heading(small, tables, tmp_path):
+    """The columns of the scenario `class` had none, and their cells were empty."""
+    (tmp_path / "results" / "class.csv").write_text(SEEDS.replace("aac", "final_accuracy"))
+    (row,) = small(file="class.csv", columns=["final_accuracy"], rows=["finetune"])
+    assert row == "| `finetune` | 35.0 ± 7.1 |"
+
+
+def test_a_text_that_another_row_brings_may_be_missing(small):
+    rows = small(columns=["aac", "paper"], rows=["finetune", {"row": "ewc (λ=1)", "paper": "9"}])
+    assert rows == ["| `finetune` | 35.0 ± 7.1 | |", "| `ewc` (λ=1) | 60.0 ± 14.1 | 9 |"]
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
         ({"columns": ["aac"], "rows": ["mas"]}, "one/seeds.csv has no method 'mas'; it has .'ewc"),
         ({"columns": ["bwt"], "rows": ["ewc (λ=1)"]}, "ewc .λ=1. has no bwt"),
+        (
+            {"columns": ["final"], "rows": ["ewc (λ=1)"]},
+            "one/seeds.csv has no column 'final', and no row brings a text",
+        ),
     ],
 )
 def test_what_a_file_does_not_have_is_no_number(small, tables, spec, words):
