@@ -9,7 +9,7 @@ PARALLEL := -n auto --dist worksteal
 .PHONY: demo test quick bench evidence grid docs clean
 
 demo: .venv/core
-	$(BIN)/afec run digits-regression --method finetune ewc ewc@equal-compute ewc+afec --seeds 5 \
+	$(BIN)/afec run digits-regression --method finetune ewc ewc@equal-compute ewc+afec ewc+recycle --seeds 5 \
 		--runs demo-output/runs --picture demo-output/circles.png
 	$(BIN)/afec report demo-output/runs -o demo-output/report.html
 

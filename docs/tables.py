@@ -9,6 +9,8 @@ A table stands below the comment that says what is in it, in TOML:
     columns = ["aac", "old_accuracy", "compute"]  columns of the file, `epochs`, `compute`, `worst` (seed of the old tasks);
                                                   a name that the file does not have is a text that rows bring
     heads = { aac = "both (AAC)" }                other headings
+    where = { benchmark = "digits" }              only lines with these values; a row may have its own, which is added
+    cells = { GELU = { tasks = "…" } }            columns of `of` (AAC if not said), each of the lines with these values
     rows = [
       "finetune",                                 the method, as the file has it
       ["ewc+afec (λ=1)", "ewc (λ=1)"],            a difference, paired over the seeds
@@ -47,6 +49,8 @@ HEADS = {
 }
 MADE = ("epochs", "compute", "worst")
 """Columns that are worked out here, whether or not the file has one of that name."""
+SETTINGS = ("benchmark", "scale", "tasks")
+"""Columns that say what was learned."""
 Seeds = dict[int, dict[str, str]]
 
 
@@ -80,32 +84,36 @@ def table(spec: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
-def cell_of(spec: dict[str, Any], row: dict[str, str], column: str) -> str:
+def cell_of(spec: dict[str, Any], row: dict[str, Any], column: str) -> str:
     """A number; empty only in a column of texts that other rows bring."""
-    file = spec["file"]
+    file, where = spec["file"], spec.get("where", {}) | row.get("where", {})
+    if column in spec.get("cells", {}):
+        where, column = where | spec["cells"][column], spec.get("of", "aac")
     if column in MADE or any(column in line for line in lines_of(file)):
-        return (difference_cell if "minus" in row else plain_cell)(file, row, column)
+        found = {key: seeds_of(file, row[key], where) for key in ("row", "minus") if key in row}
+        if "minus" in row:
+            return difference_cell(row, found["row"], found["minus"], column)
+        if column == "compute":
+            unit = fmean(values(seeds_of(file, "finetune", where), "samples"))
+            return f"{fmean(values(found['row'], 'samples')) / unit:.2f} ×"
+        return plain_cell(found["row"], column)
     if not any(isinstance(one, dict) and column in one for one in spec["rows"]):
         raise TableError(f"results/{file} has no column {column!r}, and no row brings a text of that name")
     return ""
 
 
-def plain_cell(file: str, row: dict[str, str], column: str) -> str:
+def plain_cell(seeds: Seeds, column: str) -> str:
     """The mean of one method over its seeds."""
-    seeds = seeds_of(file, row["row"])
     if column == "epochs":
         return f"{fmean(values(seeds, 'epochs')):.0f}"
-    if column == "compute":
-        return f"{fmean(values(seeds, 'samples')) / fmean(values(seeds_of(file, 'finetune'), 'samples')):.2f} ×"
     if column == "worst":
         return number(100 * min(values(seeds, "old_accuracy")), 0)
     mean, std = mean_and_std(values(seeds, column))
     return number(100 * mean) + (f" ± {100 * std:.1f}" if len(seeds) > 1 else "")
 
 
-def difference_cell(file: str, row: dict[str, str], column: str) -> str:
+def difference_cell(row: dict[str, Any], ours: Seeds, theirs: Seeds, column: str) -> str:
     """The difference of two methods in points, with Student's 95 % interval and the seeds won; bold where zero is outside."""
-    ours, theirs = seeds_of(file, row["row"]), seeds_of(file, row["minus"])
     if ours.keys() != theirs.keys():
         raise TableError(f"{row['row']} has the seeds {sorted(ours)}, {row['minus']} has {sorted(theirs)}")
     found = paired_difference(values(ours, column), values(theirs, column))
@@ -120,15 +128,25 @@ def shown(method: str) -> str:
     return f"`{name}` {strengths}".strip()
 
 
-def seeds_of(file: str, method: str) -> Seeds:
+def seeds_of(file: str, method: str, where: dict[str, str]) -> Seeds:
     """What one method has come to, by seed."""
     other, _, name = method.rpartition(".csv: ")
     path = f"{other}.csv" if other else file
-    found = {int(line["seed"]): line for line in lines_of(path) if line["method"] == name}
+    lines = [line for line in lines_of(path) if all(line.get(key) == value for key, value in where.items())]
+    if not lines:
+        raise TableError(f"results/{path} has no line where {where}")
+    found: Seeds = {}
+    for line in lines:
+        if line["method"] != name:
+            continue
+        if (seed := int(line["seed"])) in found:
+            differ = [key for key in line if line[key] != found[seed][key] and key in SETTINGS]
+            raise TableError(
+                f"results/{path} has seed {seed} of {name!r} more than once; say which by `where`: {differ}"
+            )
+        found[seed] = line
     if not found:
-        raise TableError(
-            f"results/{path} has no method {name!r}; it has {sorted({r['method'] for r in lines_of(path)})}"
-        )
+        raise TableError(f"results/{path} has no method {name!r}; it has {sorted({r['method'] for r in lines})}")
     return found
 
 

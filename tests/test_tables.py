@@ -85,11 +85,28 @@ def test_a_text_that_another_row_brings_may_be_missing(small):
     assert rows == ["| `finetune` | 35.0 ± 7.1 | |", "| `ewc` (λ=1) | 60.0 ± 14.1 | 9 |"]
 
 
+def test_a_file_of_two_benchmarks_is_read_where_the_table_says(small, tables, tmp_path):
+    """Before, the lines of the second benchmark took the place of the first one's without a word."""
+    second = SEEDS.replace("b,", "c,").replace("0.30", "0.50").replace(",100\n", ",200\n").split("\n", 1)[1]
+    (tmp_path / "results" / "both.csv").write_text(SEEDS + second)
+    asked = {"file": "both.csv", "columns": ["aac", "compute"]}
+    assert small(**asked, rows=["finetune"], where={"benchmark": "b"}) == ["| `finetune` | 35.0 ± 7.1 | 1.00 × |"]
+    assert small(**asked, rows=[{"row": "ewc (λ=1)", "where": {"benchmark": "c"}}]) == [
+        "| `ewc` (λ=1) | 60.0 ± 14.1 | 2.00 × |"
+    ]
+    with pytest.raises(tables.TableError, match="seed 0 of 'finetune' more than once; say which by `where`: .'bench"):
+        small(**asked, rows=["finetune"])
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
         ({"columns": ["aac"], "rows": ["mas"]}, "one/seeds.csv has no method 'mas'; it has .'ewc"),
         ({"columns": ["bwt"], "rows": ["ewc (λ=1)"]}, "ewc .λ=1. has no bwt"),
+        (
+            {"columns": ["aac"], "rows": ["finetune"], "where": {"benchmark": "c"}},
+            "has no line where .'benchmark': 'c'",
+        ),
         (
             {"columns": ["final"], "rows": ["ewc (λ=1)"]},
             "one/seeds.csv has no column 'final', and no row brings a text",
@@ -102,9 +119,15 @@ def test_what_a_file_does_not_have_is_no_number(small, tables, spec, words):
 
 
 def test_every_folder_of_results_is_a_published_study():
+    """Or of a script, by the command that stands beside it."""
     folders = {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
-    assert folders <= set(study_names())
-    for name in folders:
+    others = folders - set(study_names())
+    for line in (ROOT / "results" / "README.md").read_text().splitlines():
+        if script := re.match(r"\| `(\S+)` \|.*`python (bench/\w+\.py) ", line):
+            assert (ROOT / script[2]).is_file()
+            others.discard(script[1])
+    assert not others, "neither a study nor the work of a script in bench/"
+    for name in folders & set(study_names()):
         study = load_study(name)
         assert study.published
         tables = {output.file for output in study.outputs if output.file.endswith(".csv")}
@@ -117,3 +140,25 @@ def test_no_reported_seed_is_a_tuning_seed():
             rows = list(csv.DictReader(lines))
         if rows and {"method", "aac", "seed"} <= rows[0].keys():
             assert all(int(row["seed"]) < 100 for row in rows), file
+
+
+@pytest.mark.parametrize(
+    ("picture", "made"),
+    [
+        ("compute-two-tasks.png", "pay-digits/compute-regression.png"),
+        ("compute-ten-tasks.png", "pay-ten-tasks/compute.png"),
+        ("strengths.png", "strengths/strength.png"),
+    ],
+)
+def test_pictures_of_results_are_those_that_the_study_made(picture, made):
+    """A page cannot show a file outside docs/."""
+    assert (ROOT / "docs" / picture).read_bytes() == (ROOT / "results" / made).read_bytes()
+
+
+def test_columns_of_other_lines(small, tmp_path):
+    second = SEEDS.replace("b,", "c,").replace("0.30", "0.50").split("\n", 1)[1]
+    (tmp_path / "results" / "both.csv").write_text(SEEDS + second)
+    nets = {"first": {"benchmark": "b"}, "second": {"benchmark": "c"}}
+    assert small(file="both.csv", columns=list(nets), cells=nets, rows=["finetune"]) == [
+        "| `finetune` | 35.0 ± 7.1 | 45.0 ± 7.1 |"
+    ]

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import afec
-from afec.methods.automatic import FACTOR, HORIZON, START, WINDOW, after_epoch, first_strength
+from afec.methods.automatic import LONG, UNKNOWN, Pace, after_epoch, first_strength
 from small_learning import few_tasks, same, small_learner
 
+START, FACTOR, HORIZON, WINDOW = Pace.of(LONG)
 REGULARISERS = [afec.EWC, afec.MAS, afec.SI, afec.RWALK]
 
 
@@ -21,16 +22,33 @@ REGULARISERS = [afec.EWC, afec.MAS, afec.SI, afec.RWALK]
 
 def test_the_first_strength_is_the_gain_by_the_cost_of_the_way_to_the_reference():
     # From 2.0 down to 0.5 gains 1.5; at λ = 1 the way there costs 0.03: 1.5 / 0.03 = 50.
-    assert first_strength(2.0, 0.5, 0.03)["path"] == [pytest.approx(START * 50)]
-    assert first_strength(2.0, 0.5, 3.0)["path"] == [pytest.approx(START * 0.5)]  # a hundred times the importance
+    assert first_strength(2.0, 0.5, 0.03, LONG)["path"] == [pytest.approx(START * 50)]
+    assert first_strength(2.0, 0.5, 3.0, LONG)["path"] == [pytest.approx(START * 0.5)]  # a hundred times the importance
+
+
+def test_the_pace_by_hand():
+    assert (START, FACTOR, HORIZON, WINDOW) == (100, 1.2, 40, 5)
+    assert Pace.of(10 * LONG) == Pace.of(LONG)
+    # Of 80 epochs 20 are a quarter: 100^(1/4) = 3.16. Twenty steps of 1000^(1/20) = 1.41 are a factor of 1000.
+    assert Pace.of(20) == pytest.approx((3.1623, 1.4125, 10, 5), rel=1e-4)
+    assert Pace.of(3) == pytest.approx((1.1885, 10, 1.5, 1), rel=1e-4)
+    assert first_strength(2.0, 0.5, 0.03, None) == first_strength(2.0, 0.5, 0.03, UNKNOWN)
+
+
+@pytest.mark.parametrize("epochs", [1, 3, 10, 79])
+def test_a_short_training_can_reach_a_thousandth_of_its_first_strength(epochs):
+    known = first_strength(1.0, 0.0, 1.0, epochs)
+    for _ in range(epochs + WINDOW):  # as many epochs as the window needs to see that nothing moves
+        known = after_epoch(known, 1.0, 0.05)
+    assert known["path"][-1] <= known["path"][0] / 999
 
 
 def test_no_unit_of_the_loss_matters():
     # −log p in nats, and the same in bits and shifted.
     losses = [1.9, *[1.5] * 12, 1.2, 0.4]
     one, other = (
-        first_strength(2.0, 0.5, 0.1),
-        first_strength(2 / math.log(2) + 7, 0.5 / math.log(2) + 7, 0.1 / math.log(2)),
+        first_strength(2.0, 0.5, 0.1, LONG),
+        first_strength(2 / math.log(2) + 7, 0.5 / math.log(2) + 7, 0.1 / math.log(2), LONG),
     )
     for loss in losses:
         one, other = after_epoch(one, loss, 0.05), after_epoch(other, loss / math.log(2) + 7, 0.05)
@@ -41,7 +59,7 @@ def test_no_unit_of_the_loss_matters():
 def test_it_falls_where_the_new_task_is_stuck():
     # Gain 1, τ = 0.1. The loss stays at 0.6, so m = 0.6; what is missing to τ is 0.5, and within HORIZON epochs the rate of the
     # latest WINDOW epochs would have to make it: (1 − 0.6)/k for k ≤ WINDOW epochs from the start, then 0.
-    known = first_strength(1.0, 0.0, 1.0)
+    known = first_strength(1.0, 0.0, 1.0, LONG)
     assert known["path"] == [START]
     for epoch in range(1, WINDOW + 1):
         known = after_epoch(known, 0.6, 0.1)
@@ -55,7 +73,7 @@ def test_it_falls_where_the_new_task_is_stuck():
 
 
 def test_it_rises_where_the_new_task_has_more_than_it_needs_and_never_above_its_start():
-    known = {**first_strength(1.0, 0.0, 1.0), "path": [START, START / 10]}
+    known = {**first_strength(1.0, 0.0, 1.0, LONG), "path": [START, START / 10]}
     low = after_epoch(known, 0.05, 0.1)  # log(0.05/0.1) = −0.69, inside the clip
     assert low["path"][-1] == pytest.approx(START / 10 * FACTOR ** math.log(2))
     below = after_epoch(known, -0.3, 0.1)  # better than the reference
@@ -66,7 +84,7 @@ def test_it_rises_where_the_new_task_has_more_than_it_needs_and_never_above_its_
 
 
 def test_where_the_reference_learned_nothing_it_stays():
-    known = first_strength(1.0, 1.0, 0.3)
+    known = first_strength(1.0, 1.0, 0.3, LONG)
     assert after_epoch(known, 2.0, 0.1)["path"] == [START, START]
 
 
@@ -79,14 +97,14 @@ def loss_of(digits, model, number):
         return float(nn.functional.cross_entropy(model(x), y))
 
 
-def learned(digits, guard, *, tell="loss", epochs=6, optimizer=torch.optim.Adam, stop=None):
+def learned(digits, guard, *, tell="loss", epochs=6, optimizer=torch.optim.Adam, stop=None, told=None):
     """Both tasks under the guard; the model and λ of each epoch of the second one."""
     torch.manual_seed(0)
     model = copy.deepcopy(digits.model)
     steps = optimizer(model.parameters(), 1e-2)
     for number, (x, y) in enumerate(digits.tasks):
         options = {"evaluate": lambda number=number: loss_of(digits, model, number)} if tell == "evaluate" else {}
-        with guard.learning(model, steps, (x, y), nn.CrossEntropyLoss(), **options) as task:
+        with guard.learning(model, steps, (x, y), nn.CrossEntropyLoss(), epochs=told, **options) as task:
             for epoch in range(epochs):
                 for rows in torch.arange(len(x)).split(50):
                     steps.zero_grad()
@@ -113,9 +131,27 @@ def test_every_regulariser_finds_a_strength_in_a_plain_loop(digits, method):
     assert loss_of(digits, model, 0) < loss_of(digits, free, 0)  # the old task is held
 
 
+def test_few_epochs_are_enough(digits):
+    """At the pace of a long training λ would hardly have moved, and the new task would not be learned."""
+    (short, _), (slow, _) = (
+        learned(digits, afec.EWC("auto", reference_epochs=6), told=told) for told in (6, 10 * LONG)
+    )
+    assert loss_of(digits, short, 1) < 0.7 * loss_of(digits, slow, 1)
+
+
+def test_the_reference_is_as_long_as_the_training(digits, monkeypatch):
+    seen = []
+    monkeypatch.setattr("afec.methods.regulariser.train_theta_e", lambda task, optimizers, epochs: seen.append(epochs))
+    for given, told in ((None, 6), (3, 6), (None, None)):
+        learned(digits, afec.EWC("auto", reference_epochs=given), told=told)
+    assert [len(epochs) for epochs in seen] == [6, 3, 10]
+
+
 def test_the_tolerance_changes_the_result(digits):
-    strict, loose = (learned(digits, afec.EWC("auto", tolerance=t, reference_epochs=3), epochs=25) for t in (0.01, 0.9))
-    assert strict[1]["ewc"][-1] < loose[1]["ewc"][-1]
+    strict, loose = (
+        learned(digits, afec.EWC("auto", tolerance=t, reference_epochs=3), epochs=25, told=LONG) for t in (0.01, 0.9)
+    )
+    assert min(strict[1]["ewc"]) < min(loose[1]["ewc"])
     assert loss_of(digits, strict[0], 1) < loss_of(digits, loose[0], 1)
 
 
@@ -247,6 +283,9 @@ def test_what_does_not_fit_is_said_before_anything_is_learned(digits):
     steps = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(ValueError, match="these data are made on demand; give learning"):
         afec.EWC("auto").begin(model, steps, lambda: [(x, y)], nn.CrossEntropyLoss())
+    for given in (0, 2.5):
+        with pytest.raises(ValueError, match=rf"epochs must be a whole number ≥ 1, or None; got {given}"):
+            afec.EWC("auto").begin(model, steps, (x, y), nn.CrossEntropyLoss(), epochs=given)
     with pytest.raises(ValueError, match=r"tolerance is of strength='auto' only; got tolerance=0.1 with strength=1.0"):
         afec.EWC(1.0, tolerance=0.1)
     with pytest.raises(ValueError, match="tolerance .* must be a finite number > 0; got 0"):

@@ -89,6 +89,7 @@ class Guard(ABC):
         progress: bool | None = None,
         train: Callable[[], object] | None = None,
         evaluate: Callable[[], float] | None = None,
+        epochs: int | None = None,
         seed: int | None = None,
     ) -> Block:
         """Learn one task inside a `with` block: expansion on entry, the pull in every step, consolidation on exit.
@@ -112,6 +113,7 @@ class Guard(ABC):
                 in place. So is the new task alone, which a strength of `auto` is found by.
             evaluate: the loss of the new task with the present weights, best on validation data: what a strength of `auto` is
                 found by. By default the guard measures it on some batches of `data`.
+            epochs: for how many epochs, at most, you will train: the pace at which a strength of `auto` is found.
             seed: what all draws of this guard come from; taken in its first task. By default `torch.initial_seed()`.
 
         An exception inside the block leaves the guard as it was on entry. Without `with` nothing begins: the next optimiser
@@ -133,6 +135,7 @@ class Guard(ABC):
             progress=progress,
             train=train,
             evaluate=evaluate,
+            epochs=epochs,
         )
         return Block(partial(self._begin, arguments, seed), self._lookout)
 

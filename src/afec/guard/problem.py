@@ -54,6 +54,7 @@ class BlockArguments:
     progress: bool | None = None
     train: Callable[[], object] | None = None
     evaluate: Callable[[], float] | None = None
+    epochs: int | None = None
 
 
 class ReadingOptions(TypedDict, total=False):
@@ -73,6 +74,7 @@ class BlockOptions(ReadingOptions, total=False):
 
     train: Callable[[], object] | None
     evaluate: Callable[[], float] | None
+    epochs: int | None
 
 
 @runtime_checkable

@@ -188,6 +188,7 @@ class GuardedTask:
         self.passes = Passes(arguments.data, self.device, arguments.batch_size)
         self.problem = read_problem(self.model, arguments)
         self.progress, self.train, self.evaluate = arguments.progress, arguments.train, arguments.evaluate
+        self.epochs = _whole(arguments.epochs)
         self.alone: Alone | None = None  # of the term that has learned the new task alone
         self.epoch_loss: float | None = None  # of the latest epoch, as `epoch` was told
         self.task_states: dict[str, State] = {}
@@ -698,6 +699,12 @@ def _finite(loss: float | Tensor, what: str) -> float:
     if not math.isfinite(found):
         raise FloatingPointError(f"{what} is {found}: training diverged; lower the learning rate")
     return found
+
+
+def _whole(epochs: int | None) -> int | None:
+    if epochs is not None and (isinstance(epochs, bool) or epochs != int(epochs) or epochs < 1):
+        raise ValueError(f"epochs must be a whole number ≥ 1, or None; got {epochs!r}")
+    return epochs
 
 
 def _as_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:

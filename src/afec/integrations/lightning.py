@@ -57,7 +57,10 @@ class GuardCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Expansion, or the rest of the task that the checkpoint was saved in."""
         data = trainer.train_dataloader if self.data is None else self.data
-        self._fit.begin(trainer.strategy.model or pl_module, trainer.optimizers, data, loss_fn=self.loss_fn)
+        most = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else None
+        self._fit.begin(
+            trainer.strategy.model or pl_module, trainer.optimizers, data, loss_fn=self.loss_fn, epochs=most
+        )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A new epoch of θ_e under the interleaved schedule, a new strength under `auto`."""

@@ -79,6 +79,7 @@ class GuardCallback(TrainerCallback, ExportableState):
             self._resume(Path(self._checkpoint) / FILE)
         loss_fn, options = _reading(trainer) if self.loss_fn is None else (self.loss_fn, {})
         data = kwargs["train_dataloader"] if self.data is None else self.data
+        options["epochs"] = max(1, state.num_train_epochs)
         self._fit.begin(trainer.model_wrapped, trainer.optimizer, data, loss_fn=loss_fn, **options)
         if self.clip_pull:
             clip = trainer.accelerator.clip_grad_norm_

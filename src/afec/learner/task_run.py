@@ -211,6 +211,7 @@ class TaskRun:
             batch_size=fit.schedule.batch_size,
             train=partial(self._learn_alone, training),
             evaluate=None if fit.validation is None else fit.validation_loss,
+            epochs=fit.schedule.max_epochs,
             progress=self.learner.progress,
             seed=seed_from("learner", self.learner.seed),
         ) as self.guarded:

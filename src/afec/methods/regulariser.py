@@ -78,7 +78,7 @@ class Regulariser(OptionTerm):
         default=None,
         at_least=1,
         doc="Of `auto`: how long the new task is learned alone, in passes over its data, where neither AFEC nor "
-        f"`learning(…, train=)` says so; {REFERENCE_EPOCHS} if not given.",
+        f"`learning(…, train=)` says so. If not given, `learning(…, epochs=)`, or {REFERENCE_EPOCHS}.",
     )
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class Regulariser(OptionTerm):
         old = task.remembered(Gaussian(state["mean"], state["precision"])).only(alone.weights)
         theta_e = {name: value.to(old.mean[name]) for name, value in alone.weights.items() if name in old.mean}
         penalty = abs(self.per_strength * float(old.penalty(theta_e)))
-        return {**watched, "automatic": first_strength(before, alone.loss, penalty)}
+        return {**watched, "automatic": first_strength(before, alone.loss, penalty, task.epochs)}
 
     def watched(self, task: GuardedTask, state: State) -> State:
         """What is known of the task's path before its first step."""
@@ -182,10 +182,8 @@ class Regulariser(OptionTerm):
             if task.train is not None:
                 task.run(task.train, "alone")
             else:
-                optimizers, epochs = (
-                    optimizers_for_theta_e(task, None, from_initial_lr=True),
-                    range(self.reference_epochs or REFERENCE_EPOCHS),
-                )
+                optimizers = optimizers_for_theta_e(task, None, from_initial_lr=True)
+                epochs = range(self.reference_epochs or task.epochs or REFERENCE_EPOCHS)
                 task.processes.once(task.model, lambda: train_theta_e(task, optimizers, epochs))
             return task.now_alone()
 

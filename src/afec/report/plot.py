@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import LogFormatter
 from matplotlib.transforms import ScaledTranslation
 
 from afec.files import write_bytes
@@ -24,6 +25,10 @@ MARKERS = "osD^"
 DASHES = ("-", "--", ":", "-.")
 AXIS = 270.0
 """About how many points wide the axis of one chart is."""
+INSIDE = 6
+"""So many names have room inside a chart."""
+LINE = 0.19
+"""Inches that a line of names takes below a chart."""
 
 
 def new_drawing(width: float, height: float) -> Drawing:
@@ -46,7 +51,9 @@ def draw_figure(path: Path, figure: Figure, title: str) -> None:
         raise ValueError(figure.missing)
     columns = min(3, len(figure.charts))
     rows = math.ceil(len(figure.charts) / columns)
-    drawing = new_drawing(4.6 * columns + 0.4, 3.9 * rows + 0.4)
+    most = max((len(chart.traces) for chart in figure.charts if isinstance(chart, Lines)), default=0)
+    below = LINE * math.ceil(most / 2) if most > INSIDE else 0.0
+    drawing = new_drawing(4.6 * columns + 0.4, (3.9 + below) * rows + 0.4)
     axes = drawing.subplots(rows, columns, squeeze=False)
     for chart, ax in zip(figure.charts, axes.flat, strict=False):
         ax.set_title(textwrap.fill(chart.title, 48), fontsize=10)
@@ -57,10 +64,18 @@ def draw_figure(path: Path, figure: Figure, title: str) -> None:
     for chart, ax in zip(figure.charts, axes.flat, strict=False):  # a legend wherever there are other names than before
         names = tuple(trace.label for trace in chart.traces) if isinstance(chart, Lines) else ()
         if names and names not in named:
-            ax.legend(fontsize=8)
+            _legend(ax, len(names))
         named.add(names)
     drawing.suptitle(textwrap.fill(title, 52 * columns), fontsize=10)
     save_drawing(drawing, path, dpi=100)
+
+
+def _legend(ax: Any, names: int) -> None:
+    """Many names stand below the chart, where they hide nothing."""
+    if names <= INSIDE:
+        ax.legend(fontsize=8)
+    else:
+        ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
 
 
 def _draw(ax: Any, chart: Chart) -> None:
@@ -82,7 +97,7 @@ def _lines(ax: Any, chart: Lines) -> None:
         spread = np.nan_to_num(np.array(trace.spread))  # one seed has none
         x, y = np.array(trace.x), np.array(trace.y)
         dash = "--" if trace.dashed else DASHES[min(trace.colour // len(COLOURS), 3)]
-        marker = MARKERS[trace.colour % len(MARKERS)]
+        marker = MARKERS[(trace.colour + trace.colour // len(COLOURS)) % len(MARKERS)]
         moved = ax.transData + ScaledTranslation(offset / 72, 0, ax.figure.dpi_scale_trans)
         ax.plot(x, y, dash, marker=marker, markersize=4, transform=moved, **_style(trace))
         if chart.error_bars:
@@ -97,7 +112,11 @@ def _lines(ax: Any, chart: Lines) -> None:
             for place, mark in enumerate(trace.marks):
                 ax.annotate(mark, (x[place], y[place]), xytext=(3, 3), textcoords="offset points", fontsize=6.5)
     if chart.log_x:
-        ax.set_xscale("symlog" if any(0 in trace.x for trace in chart.traces) else "log")
+        with_zero = any(0 in trace.x for trace in chart.traces)
+        ax.set_xscale("symlog" if with_zero else "log")
+        if not with_zero:  # 1.2, not 1.2 × 10⁰
+            ax.xaxis.set_major_formatter(LogFormatter())
+            ax.xaxis.set_minor_formatter(LogFormatter())
     ax.set(xlabel=chart.x_label, ylabel=chart.y_label)
     ax.grid(color="0.92")
 
