@@ -26,6 +26,8 @@ ROWS = ("finetune", *REGULARISERS, *(f"{name}+afec" for name in REGULARISERS))
 PASSES = {"finetune": 0, "ewc": 1, "mas": 1, "si": 0, "rwalk": 1}
 """Importance passes of the released code at the end of a task."""
 EPOCHS = 8
+IMAGES, BATCH = 2560, 64
+"""Of the task that Recycle ends: about as many as one of CIFAR-100-SC has."""
 
 
 def prior(name: str, count: int, rounds: int) -> float:
@@ -56,19 +58,21 @@ def prior(name: str, count: int, rounds: int) -> float:
 
 
 def recycle(epochs: int, rounds: int) -> float:
-    """The end of a task under Recycle, as a part of its epochs over the same images (the CIFAR CNN, 256 of them)."""
+    """Entry and end of a task under Recycle, as a part of its epochs over the same images (the CIFAR CNN, `IMAGES` of them)."""
     torch.manual_seed(0)
     model, inputs, targets = net_and_batch("cifar")
+    inputs, targets = (t.repeat(-(-IMAGES // len(t)), *[1] * (t.dim() - 1))[:IMAGES] for t in (inputs, targets))
     optimizer, loss = torch.optim.Adam(model.parameters(), 1e-4), nn.CrossEntropyLoss()
     ends, trained = [], []
     for _ in range(rounds):
         start = time.process_time()
-        optimizer.zero_grad()
-        loss(model(inputs), targets).backward()
-        optimizer.step()
+        for x, y in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
         trained.append(time.process_time() - start)
         start = time.process_time()
-        with afec.Recycle().learning(model, optimizer, (inputs, targets), loss, batch_size=32, progress=False):
+        with afec.Recycle().learning(model, optimizer, (inputs, targets), loss, batch_size=BATCH, progress=False):
             pass
         ends.append(time.process_time() - start)
     cost = min(ends) / (epochs * min(trained))

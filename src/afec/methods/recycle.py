@@ -45,7 +45,7 @@ __all__ = ["Recycle"]
 
 NEVER = -1
 """The task in which a unit came into use, where that has not happened."""
-PASS = 256  # samples of a batch, where the data can be cut anew
+PASS = 64  # samples of a batch, where the data can be cut anew
 
 
 @final
