@@ -7,6 +7,7 @@ A table stands below the comment that says what is in it, in TOML:
     <!-- table
     file = "digits-transfer/seeds.csv"            a file under results/, as `afec report -o x.csv` writes it
     columns = ["aac", "old_accuracy", "compute"]  columns of the file, `epochs`, `compute`, `worst` (seed of the old tasks);
+                                                  `memory`, `prediction` and `class_order` are texts of the file;
                                                   a name that the file does not have is a text that rows bring
     heads = { aac = "both (AAC)" }                other headings
     rows = [
@@ -47,6 +48,8 @@ HEADS = {
 }
 MADE = ("epochs", "compute", "worst")
 """Columns that are worked out here, whether or not the file has one of that name."""
+PROTOCOL = ("memory", "prediction", "class_order")
+"""Columns of texts, which files of earlier runs do not have."""
 Seeds = dict[int, dict[str, str]]
 
 
@@ -97,6 +100,8 @@ def plain_cell(file: str, row: dict[str, str], column: str) -> str:
         return f"{fmean(values(seeds, 'epochs')):.0f}"
     if column == "compute":
         return f"{fmean(values(seeds, 'samples')) / fmean(values(seeds_of(file, 'finetune'), 'samples')):.2f} ×"
+    if column in PROTOCOL:
+        return seeds[min(seeds)][column]
     if column == "worst":
         return number(100 * min(values(seeds, "old_accuracy")), 0)
     mean, std = mean_and_std(values(seeds, column))
@@ -124,7 +129,13 @@ def seeds_of(file: str, method: str) -> Seeds:
     """What one method has come to, by seed."""
     other, _, name = method.rpartition(".csv: ")
     path = f"{other}.csv" if other else file
-    found = {int(line["seed"]): line for line in lines_of(path) if line["method"] == name}
+    lines = [line for line in lines_of(path) if line["method"] == name]
+    protocols = sorted({", ".join(line.get(key) or "" for key in PROTOCOL) for line in lines})
+    if len(protocols) > 1:
+        raise TableError(
+            f"results/{path} has {name!r} more than once ({'; '.join(protocols)}); put them into two files"
+        )
+    found = {int(line["seed"]): line for line in lines}
     if not found:
         raise TableError(
             f"results/{path} has no method {name!r}; it has {sorted({r['method'] for r in lines_of(path)})}"
