@@ -88,7 +88,7 @@ def measure(images: int) -> None:
         phase = timed[f"{name}+afec"].spent / timed[name].spent
         print(f"{name}+afec: {phase:.2f} × {name}, the whole second phase (goal: at most 2.1)")
     memory = Exemplars(torch.zeros(2000, 3, 32, 32, dtype=torch.uint8), torch.zeros(2000, dtype=torch.int64))
-    print(f"2,000 exemplars of CIFAR: {memory.megabytes:.1f} MB (goal: under 10)")
+    print(f"2,000 exemplars of CIFAR: {memory.megabytes():.1f} MB (goal: under 10)")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"peak memory of this process, with {len(timed)} learners: {peak:.2f} GB (goal for one run: under 2)")
 

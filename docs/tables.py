@@ -7,6 +7,7 @@ A table stands below the comment that says what is in it, in TOML:
     <!-- table
     file = "digits-transfer/seeds.csv"            a file under results/, as `afec report -o x.csv` writes it
     columns = ["aac", "old_accuracy", "compute"]  columns of the file, `epochs`, `compute`, `worst` (seed of the old tasks);
+                                                  `memory`, `prediction` and `class_order` are texts of the file;
                                                   a name that the file does not have is a text that rows bring
     heads = { aac = "both (AAC)" }                other headings
     where = { benchmark = "digits" }              only lines with these values; a row may have its own, which is added
@@ -49,8 +50,10 @@ HEADS = {
 }
 MADE = ("epochs", "compute", "worst")
 """Columns that are worked out here, whether or not the file has one of that name."""
-SETTINGS = ("benchmark", "scale", "tasks")
-"""Columns that say what was learned."""
+PROTOCOL = ("memory", "prediction", "class_order")
+"""Columns of texts, which files of earlier runs do not have."""
+SETTINGS = ("benchmark", "scale", "tasks", *PROTOCOL)
+"""Columns that say what was learned, and how."""
 Seeds = dict[int, dict[str, str]]
 
 
@@ -106,6 +109,8 @@ def plain_cell(seeds: Seeds, column: str) -> str:
     """The mean of one method over its seeds."""
     if column == "epochs":
         return f"{fmean(values(seeds, 'epochs')):.0f}"
+    if column in PROTOCOL:
+        return seeds[min(seeds)][column]
     if column == "worst":
         return number(100 * min(values(seeds, "old_accuracy")), 0)
     mean, std = mean_and_std(values(seeds, column))

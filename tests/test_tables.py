@@ -80,6 +80,18 @@ def test_a_column_of_the_file_is_a_number_whether_or_not_it_has_a_heading(small,
     assert row == "| `finetune` | 35.0 ± 7.1 |"
 
 
+def test_the_protocol_of_a_row_is_a_text_and_two_of_them_are_no_one_row(small, tables, tmp_path):
+    head, *lines = SEEDS.splitlines()
+    file = tmp_path / "results" / "class.csv"
+    file.write_text("\n".join([f"{head},prediction", *(f"{line},classifier" for line in lines)]))
+    (row,) = small(file="class.csv", columns=["aac", "prediction"], rows=["finetune"])
+    assert row == "| `finetune` | 35.0 ± 7.1 | classifier |"
+    tables.lines_of.cache_clear()
+    file.write_text("\n".join([f"{head},prediction", *(f"{line},{rule}" for line in lines for rule in ("a", "b"))]))
+    with pytest.raises(tables.TableError, match="seed 0 of 'finetune' more than once; say which by `where`: .'prediction'"):
+        small(file="class.csv", columns=["aac"], rows=["finetune"])
+
+
 def test_a_text_that_another_row_brings_may_be_missing(small):
     rows = small(columns=["aac", "paper"], rows=["finetune", {"row": "ewc (λ=1)", "paper": "9"}])
     assert rows == ["| `finetune` | 35.0 ± 7.1 | |", "| `ewc` (λ=1) | 60.0 ± 14.1 | 9 |"]

@@ -58,6 +58,7 @@ def test_small_images_are_kept_byte_by_byte(folder):
         assert np.array_equal(images[k].numpy(), np.asarray(Image.open(folder / f"{k}.png")))
     assert images.heights.tolist() == [20, 21, 22, 23, 24]
     assert images.widths.tolist() == [30, 29, 28, 27, 26]
+    assert images.sizes.tolist() == [1800, 1827, 1848, 1863, 1872]
 
 
 def test_larger_ones_are_scaled_by_their_short_side(folder):

@@ -1,4 +1,4 @@
-"""Tables of replay: memory and prediction rule beside the numbers, and no two memories in one table."""
+"""Tables of replay: memory and prediction rule beside the numbers, and no two memories or rules in one table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import io
 
 import pytest
 
+from afec.cli import main
 from afec.lab import load_benchmark, resolve, run
 from afec.report.comparison import compare
+from afec.report.page import page, studies
 from afec.report.paper import published_replay
-from afec.report.rows import problems, rows_of
-from afec.report.study_tables import results, to_csv
+from afec.report.reading import read
+from afec.report.rows import one_problem, problems, rows_of
+from afec.report.study_tables import results, tables_of, to_csv
+from written_runs import learned, written
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,10 @@ def test_a_row_stands_in_the_csv_once(rows):
     assert [line["method"] for line in lines].count("finetune") == 1
     assert len(lines) == len(rows)
     assert all(line["forgetting"] for line in lines)
+    protocols = {(line["method"].split(" (")[0], line["memory"], line["prediction"]) for line in lines}
+    assert ("finetune", "none", "classifier") in protocols
+    assert ("icarl", "5 a class", "nearest-mean") in protocols
+    assert {line["class_order"] for line in lines} == {"seed"}
 
 
 def test_the_papers_figures_stand_beside_ours():
@@ -68,3 +76,86 @@ def test_the_papers_figures_stand_beside_ours():
     found = published_replay(config)
     assert (found.mean, found.std) == (62.76, 0.52)
     assert published_replay(resolve(load_benchmark("cifar100-b50-5"), "er", "short")) is None
+
+
+CLASSIFIER = {"method": {"icarl": {"prediction": "classifier"}}}
+RULES = [
+    ("finetune", {}), ("joint", {}), ("er", {}), ("icarl", {}), ("icarl+afec", {}),
+    ("icarl", CLASSIFIER), ("icarl+afec", CLASSIFIER),
+]  # fmt: skip
+
+
+def of_class(root, method, seed, gain=0.0, /, **sets):
+    """A finished run of `digits-class`, as if it had been run."""
+    return written(root, method, seed, learned(4, 0.5, gain), (4,) * 4, (0,) * 4, "digits-class", **sets)
+
+
+@pytest.fixture
+def two_rules(tmp_path):
+    """iCaRL by both of its prediction rules, with what stands beside any."""
+    root = tmp_path / "runs"
+    return [of_class(root, name, seed, 0.01 * k, **sets) for k, (name, sets) in enumerate(RULES) for seed in (0, 1)]
+
+
+def test_two_prediction_rules_are_in_two_tables_and_baselines_beside_each(two_rules):
+    groups = problems(rows_of(two_rules))
+    assert [mark.split(", ")[-1] for mark, _ in groups] == ["prediction nearest-mean", "prediction classifier"]
+    for (_, group), rule in zip(groups, ("nearest-mean", "classifier"), strict=True):
+        assert [row.config.method for row in group] == ["finetune", "joint", "er", "icarl", "icarl+afec"]
+        assert {row.prediction for row in group if "icarl" in row.config.method} == {rule}
+        assert {row.prediction for row in group[:3]} == {"classifier"}
+        (gain,) = [table for table in tables_of(group) if table.key == "differences"]
+        assert all("icarl+afec" in line[0].text for line in gain.rows)
+
+
+def test_no_difference_is_between_two_rules(two_rules):
+    found = compare(rows_of(two_rules), "average_incremental_accuracy")
+    assert [(one.ours.prediction, one.theirs.prediction) for one in found] == [
+        ("nearest-mean", "nearest-mean"), ("classifier", "classifier")
+    ]  # fmt: skip
+
+
+def test_a_figure_of_two_rules_is_refused_and_one_of_each_is_drawn(two_rules, tmp_path, capsys):
+    with pytest.raises(
+        ValueError, match="prediction rules .*prediction nearest-mean; .*prediction classifier.*--where"
+    ):
+        one_problem(two_rules)
+    out = tmp_path / "accuracy.png"
+    assert main(["report", str(tmp_path / "runs"), "--figure", "accuracy", "-o", str(out)]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "memories or prediction rules" in message
+    assert "choose one with --where" in message
+    only = ["--where", "method.icarl.prediction=classifier"]
+    assert main(["report", str(tmp_path / "runs"), "--figure", "accuracy", *only, "-o", str(out)]) == 0
+    assert out.stat().st_size > 0
+
+
+def test_another_choice_of_exemplars_is_another_memory(tmp_path):
+    random = {"method": {"er": {"choice": "random"}}}
+    runs = [of_class(tmp_path, "er", 0), of_class(tmp_path, "er", 0, **random)]
+    assert [row.memory for row in rows_of(runs)] == ["5 a class", "5 a class, random"]
+    assert len(problems(rows_of(runs))) == 2
+
+
+def test_another_class_order_is_another_table_and_said_in_the_csv(tmp_path):
+    orders = ({}, {"stream": {"class_order": "sorted"}})
+    runs = [of_class(tmp_path, name, 0, **sets) for sets in orders for name in ("er", "er+afec")]
+    groups = problems(rows_of(runs))
+    assert [len(group) for _, group in groups] == [2, 2]
+    assert [mark for mark, _ in groups] == ["class_order seed", "class_order sorted"]
+    lines = list(csv.DictReader(io.StringIO(to_csv(rows_of(runs)))))
+    assert [line["class_order"] for line in lines] == ["seed", "seed", "sorted", "sorted"]
+    assert len(compare(rows_of(runs), "average_incremental_accuracy")) == 2
+
+
+def test_the_page_has_a_section_for_each_rule_with_its_own_runs(two_rules):
+    readings = [read(config, run) for config, run in two_rules]
+    found = studies(readings)
+    assert [len(study.readings) for study in found] == [10, 10]
+    assert [len(study.labelled) for study in found] == [10, 10]
+    assert "prediction nearest-mean" in page(readings, "runs", "afec report")
+
+
+def test_the_scenario_task_has_no_protocol(tmp_path):
+    (line,) = csv.DictReader(io.StringIO(to_csv(rows_of([written(tmp_path, "ewc", 0, learned(2, 0.5))]))))
+    assert (line["memory"], line["prediction"], line["class_order"]) == ("", "", "")

@@ -59,4 +59,16 @@ def test_each_class_gives_up_what_was_chosen_last():
 
 def test_2000_images_of_cifar_take_under_10_mb():
     memory = Exemplars(torch.zeros(2000, 3, 32, 32, dtype=torch.uint8), torch.zeros(2000, dtype=torch.int64))
-    assert memory.megabytes == pytest.approx(6.144)
+    assert memory.megabytes() == pytest.approx(6.144)
+    assert not memory.numbers_only
+    assert Exemplars().megabytes() == 0.0
+
+
+def test_photographs_take_what_they_take_on_disk():
+    """Numbers 2, 0 and 2 of images of 4 × 5, 10 × 10 and 200 × 300 pixels: 2 · 180,000 + 60 bytes. The numbers have 24."""
+    sizes = 3 * torch.tensor([4, 10, 200]) * torch.tensor([5, 10, 300])
+    memory = Exemplars(torch.tensor([2, 0, 2]), torch.tensor([0, 0, 1]))
+    assert memory.numbers_only
+    assert memory.megabytes(sizes) == pytest.approx(0.36006)
+    with pytest.raises(ValueError, match="3 exemplars are numbers of images on disk; give .* megabytes.task.prepare"):
+        memory.megabytes()

@@ -53,11 +53,16 @@ class ImageCache:
         self.short: int = index["short"]
         self.checksum: str = index["checksum"]
         self._crcs: list[int] = index["crcs"].tolist()
-        sizes = 3 * self.heights * self.widths
+        sizes = self.sizes
         self._starts: list[int] = (sizes.cumsum(0) - sizes).tolist()
         # Copy-on-write, so that nobody can write into the file; nothing is read before it is asked for.
         self._pixels = torch.from_numpy(np.memmap(folder / "pixels", np.uint8, "c", shape=(int(sizes.sum()),)))
         self._checked = torch.zeros(len(sizes), dtype=torch.bool)
+
+    @property
+    def sizes(self) -> Tensor:
+        """The bytes of each image in the file: three for each pixel."""
+        return 3 * self.heights * self.widths
 
     def __len__(self) -> int:
         return len(self._crcs)

@@ -48,7 +48,7 @@ def compare(rows: Sequence[Row], metric: str) -> list[Comparison]:
             row
             for row in rows
             if row.config.method == base
-            and (row.problem, row.memory) == (ours.problem, ours.memory)
+            and row.protocol == ours.protocol
             and (row.config.variant or row.config.training == ours.config.training)
         ]
         same = {row.config.variant for row in others if row.config.settings == own}

@@ -105,10 +105,12 @@ def studies(readings: Sequence[Reading], cache: TileCache | None = None) -> list
     for row in rows:
         named.setdefault((row.config.benchmark, row.config.scale), []).append(row)
     groups = [group for alike in named.values() for group in problems(alike)]
-    return [
-        _study(f"study{place}", mark, ordered(group), mine[group[0].problem], cache)
-        for place, (mark, group) in enumerate(groups, start=1)
-    ]
+    found = []
+    for place, (mark, group) in enumerate(groups, start=1):
+        own = {(row.config.label, row.config.hash) for row in group}  # not of another memory or prediction rule
+        runs = [one for one in mine[group[0].problem] if one.config and (one.config.label, one.config.hash) in own]
+        found.append(_study(f"study{place}", mark, ordered(group), runs, cache))
+    return found
 
 
 def _study(key: str, mark: str, rows: list[Row], readings: list[Reading], cache: TileCache | None) -> Study:
@@ -131,16 +133,17 @@ def _study(key: str, mark: str, rows: list[Row], readings: list[Reading], cache:
         [(row, command_for(row.config, seeds[row.config.label, row.config.hash])) for row in rows],
         missing_runs(rows, readings),
         exports if finished else [],
-        NOTHING if cache is None or not finished else _tiles(finished, cache),
+        NOTHING if cache is None or not finished else _tiles(finished, mark, cache),
     )
 
 
-def _tiles(rows: list[Row], cache: TileCache) -> Tiles:
+def _tiles(rows: list[Row], mark: str, cache: TileCache) -> Tiles:
     """Made again only where there are other runs than the last time: weights and data are slow."""
     runs = [one for row in rows for one in row.readings.values()]
-    known = cache.get(rows[0].problem)
+    key = f"{rows[0].problem} {mark}"
+    known = cache.get(key)
     if known is None or known[0] != runs:
-        known = cache[rows[0].problem] = (runs, tiles_of(rows))
+        known = cache[key] = (runs, tiles_of(rows))
     return known[1]
 
 

@@ -31,6 +31,8 @@ class Parts(NamedTuple):
 NO_MEMORY = "none"
 BOUNDS = ("all", NO_MEMORY)
 """What joint training and methods without a memory keep: beside these any memory may stand."""
+CHOICE = "herding"
+"""How exemplars are chosen where nothing is said."""
 TASK = Parts("aac", "old_accuracy", "new_accuracy")
 CLASS = Parts("average_incremental_accuracy", "old_class_accuracy", "new_class_accuracy")
 SYMBOLS = {"prior": "λ_p"}
@@ -59,21 +61,38 @@ class Row:
 
     @property
     def memory(self) -> str:
-        """How many examples of old classes it keeps: `20 a class`, `2000 in all`, `all` or `none`."""
+        """How many examples of old classes it keeps: `20 a class`, `2000 in all, random`, `all` or `none`."""
         if self.config.method == "joint":
             return "all"
         for settings in self.config.settings.values():
+            choice = settings.get("choice", CHOICE)
+            how = "" if choice == CHOICE else f", {choice}"
             if "total" in settings:
-                return f"{settings['total']} in all"
+                return f"{settings['total']} in all{how}"
             if "per_class" in settings:
-                return f"{settings['per_class']} a class"
+                return f"{settings['per_class']} a class{how}"
         return NO_MEMORY
 
     @property
     def prediction(self) -> str:
         """By which rule it predicts."""
+        return self.chosen_rule or "classifier"
+
+    @property
+    def chosen_rule(self) -> str:
+        """The prediction rule of a method that has a choice of them; empty for the others, which may stand beside any."""
         rules = [str(settings["prediction"]) for settings in self.config.settings.values() if "prediction" in settings]
-        return rules[0] if rules else "classifier"
+        return rules[0] if rules else ""
+
+    @property
+    def class_order(self) -> str:
+        """By which rule classes come, in the scenario `class`; elsewhere empty."""
+        return str(self.config.stream.get("class_order", "seed")) if self.pooled else ""
+
+    @property
+    def protocol(self) -> tuple[str, str, str]:
+        """What two rows must share for a difference between them: the problem, the memory and the prediction rule."""
+        return self.problem, self.memory, self.prediction
 
     @property
     def kind(self) -> ScoreKind:
@@ -236,17 +255,20 @@ def problems(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     by_problem: dict[str, list[Row]] = {}
     for row in rows:
         by_problem.setdefault(row.problem, []).append(row)
-    groups: dict[str, list[Row]] = {}
-    memories: dict[str, str] = {}  # of the groups that another memory has divided
-    for problem, alike in by_problem.items():
-        kept = list(dict.fromkeys(row.memory for row in alike if row.memory not in BOUNDS)) or [NO_MEMORY]
-        for memory in kept:
-            key = problem if len(kept) == 1 else f"{problem}, memory {memory}"
-            groups[key] = [row for row in alike if row.memory in (memory, *BOUNDS)]
-            memories[key] = memory if len(kept) > 1 else ""
-    for group in groups.values():  # what all rows of a group share need not stand in each
+    groups: list[list[Row]] = []
+    divided: list[str] = []  # what tells a group from others of its problem: memory and prediction rule
+    for alike in by_problem.values():
+        memories = _distinct(row.memory for row in alike if row.memory not in BOUNDS) or [NO_MEMORY]
+        for memory in memories:
+            same = [row for row in alike if row.memory in (memory, *BOUNDS)]
+            rules = _distinct(row.chosen_rule for row in same if row.chosen_rule) or [""]
+            for rule in rules:
+                groups.append([row for row in same if row.chosen_rule in (rule, "")])
+                mark = [f"memory {memory}"] * (len(memories) > 1) + [f"prediction {rule}"] * (len(rules) > 1)
+                divided.append(", ".join(mark))
+    for group in groups:  # what all rows of a group share need not stand in each
         _tell_apart(group)
-    firsts = [group[0].config for group in groups.values()]
+    firsts = [group[0].config for group in groups]
     flat = [
         {"benchmark": c.benchmark, "scale": c.scale, "score": c.score}
         | {**c.stream, **{f"net {k}": v for k, v in c.net.items()}}
@@ -260,11 +282,19 @@ def problems(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     ]
     if len(by_problem) == 1:  # a table by itself says it as well
         marks = [_own_mark(firsts[0])] * len(groups)
-    marks = [
-        ", ".join(part for part in (mark, f"memory {memory}" if memory else "") if part)
-        for mark, memory in zip(marks, memories.values(), strict=True)
-    ]
-    return list(zip(marks, groups.values(), strict=True))
+    else:  # the class order is said even where it is the same
+        orders = [group[0].class_order if "class_order" not in differing else "" for group in groups]
+        marks = [_joined(mark, f"class order {order}" * bool(order)) for mark, order in zip(marks, orders, strict=True)]
+    marks = [_joined(mark, more) for mark, more in zip(marks, divided, strict=True)]
+    return list(zip(marks, groups, strict=True))
+
+
+def _distinct(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _own_mark(config: RunConfig) -> str:
@@ -281,7 +311,9 @@ def _own_mark(config: RunConfig) -> str:
 
 
 def one_problem(runs: Runs) -> None:
-    """Raise where the runs have different tasks or nets: a figure shows what can be compared."""
+    """Raise where the runs have different tasks, nets, memories or prediction rules: a figure shows what can be compared."""
     marks = [mark for mark, _ in problems([Row(config) for config, _ in runs])]
     if len(marks) > 1:
-        raise ValueError(f"these runs have different tasks or nets ({'; '.join(marks)}); choose one with --where")
+        raise ValueError(
+            f"these runs have different tasks, nets, memories or prediction rules ({'; '.join(marks)}); choose one with --where"
+        )

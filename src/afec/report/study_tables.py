@@ -45,6 +45,8 @@ CLASS = {
 }
 """The metrics of the two scenarios, by their names in `afec.metrics`: the name of the column and what it means."""
 CSV = ("aac", "old_accuracy", "new_accuracy", "mean_new_task_accuracy", "bwt", "fwt_vs_scratch", "transfer")
+PROTOCOL = ("memory", "prediction", "class_order")
+"""Columns that say how a number of the scenario `class` came about; empty in the scenario `task`."""
 LOWER_IS_BETTER = ("forgetting",)
 GAINS = (
     "aac", "old_accuracy", "new_accuracy", "mean_new_task_accuracy", "transfer",
@@ -52,6 +54,7 @@ GAINS = (
 )  # fmt: skip
 COMPUTE = "compute: samples learned from or measured on (θ_e, Fisher and importance included), relative to finetune"
 MEMORY = "memory: how many old images are kept; rows of another memory are in another table"
+PREDICTION = "prediction: by which rule; two rules of one method are in two tables"
 BOLD = "Bold: the best mean of a column, whether or not the difference means anything."
 RECALLED = (
     " *: some trainings were recalled from earlier runs and not done again, so these CPU times cannot be compared."
@@ -106,7 +109,7 @@ def results(rows: Sequence[Row], mark: str = "") -> Table:
     if rows[0].pooled and any(row.memory != NO_MEMORY for row in rows):
         columns += [
             (Column("memory", MEMORY, kind="text"), [Cell(row.memory) for row in rows]),
-            (Column("prediction", kind="text"), [Cell(row.prediction) for row in rows]),
+            (Column("prediction", PREDICTION, kind="text"), [Cell(row.prediction) for row in rows]),
         ]
     for metric in metrics:
         values, lower = [row.values(metric) for row in rows], metric in LOWER_IS_BETTER
@@ -239,7 +242,20 @@ def to_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     more = [metric for metric in dict.fromkeys((*TASK, *CLASS)) if metric not in CSV]
-    columns = ("benchmark", "scale", "tasks", "method", "hash", "seed", *CSV, "epochs", "samples", *more, "score")
+    columns = (
+        "benchmark",
+        "scale",
+        "tasks",
+        "method",
+        "hash",
+        "seed",
+        *CSV,
+        "epochs",
+        "samples",
+        *more,
+        "score",
+        *PROTOCOL,
+    )
     writer.writerow(columns)
     written = set[int]()
     for mark, group in problems(rows):
@@ -247,11 +263,12 @@ def to_csv(rows: Sequence[Row]) -> str:
             if id(row) in written:  # without a memory it stands beside every memory
                 continue
             written.add(id(row))
+            protocol = (row.memory, row.prediction, row.class_order) if row.pooled else ("", "", "")
             for seed in sorted(row.metrics):
                 known = {m: "" if math.isnan(v) else f"{v:.6f}" for m, v in row.metrics[seed].items()}
                 config, first, last = row.config, [known.get(m, "") for m in CSV], [known.get(m, "") for m in more]
                 about = [config.benchmark, config.scale, mark, row.label, config.hash, seed]
-                writer.writerow([*about, *first, row.epochs[seed], row.samples[seed], *last, config.score])
+                writer.writerow([*about, *first, row.epochs[seed], row.samples[seed], *last, config.score, *protocol])
     return text.getvalue()
 
 

@@ -1,6 +1,7 @@
 """Exemplars: the few images of each old class that a replay strategy keeps, and how they are chosen.
 
-Images are kept as the stream keeps them, CIFAR's as bytes, so 2,000 of them take 6 MB. There are either so many of each class,
+Images are kept as the stream keeps them, CIFAR's as bytes, so 2,000 of them take 6 MB. Of photographs, which lie on
+disk, the numbers are kept. There are either so many of each class,
 or so many in all, divided among the classes so far: then each class gives some up whenever new ones come. They lie class by
 class, the most telling ones first, so giving up is cutting off at the end.
 """
@@ -72,10 +73,28 @@ class Exemplars:
         """How many there are."""
         return 0 if self.inputs is None else len(self.inputs)
 
+    def megabytes(self, sizes: Tensor | None = None) -> float:
+        """What the images take, 10⁶ bytes each: those that are here, or those on disk whose numbers are here.
+
+        Args:
+            sizes: the bytes of each image on disk, `ImageCache.sizes`. Photographs stay there, and their numbers, eight bytes
+                each, say nothing about what they take.
+        """
+        if self.inputs is None:
+            return 0.0
+        if not self.numbers_only:
+            return self.inputs.numel() * self.inputs.element_size() / 1e6
+        if sizes is None:
+            raise ValueError(
+                f"these {self.size} exemplars are numbers of images on disk; give the bytes of each image there: "
+                "megabytes(task.prepare.images.sizes)"
+            )
+        return int(sizes[self.inputs.cpu()].sum()) / 1e6
+
     @property
-    def megabytes(self) -> float:
-        """What the images take, 10⁶ bytes each."""
-        return 0.0 if self.inputs is None else self.inputs.numel() * self.inputs.element_size() / 1e6
+    def numbers_only(self) -> bool:
+        """Whether they are numbers of images on disk, as streams of photographs have them, and not images."""
+        return self.inputs is not None and self.inputs.dim() == 1 and self.inputs.dtype == torch.int64
 
     def split(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a memory that is not empty."""
