@@ -45,6 +45,8 @@ DEFAULTS: dict[str, tuple[dict[str, Any], ...]] = {
     "afec": _AFEC,
     "prior": ({"strength": (0.01, 0.1, 1, 10, 100)},),  # decoupled; in the gradient Adam makes much smaller ones act
     "recycle": NOTHING,
+    "average": NOTHING,
+    "merge": _OWN,
     "er": NOTHING,
     "lwf": ({"strength": (0.1, 0.3, 1, 3, 10)},),
     "derpp": ({"alpha": (0.1, 0.3, 1, 3, 10)},),

@@ -155,7 +155,7 @@ class TermFunctions(ABC):
     def change_weights(self, task: GuardedTask, state: State, task_state: State) -> State:
         """Change weights at the end of the task, before any method measures importance; returns the new task state.
 
-        What the model makes of the task's data must stay as it is.
+        The methods of a sum do so in the order of their `rank` and name.
         """
         return task_state
 

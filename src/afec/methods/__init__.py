@@ -2,6 +2,7 @@
 
 from afec.methods.afec import AFEC
 from afec.methods.ags_cl import AGSCL
+from afec.methods.average import Average
 from afec.methods.derpp import DERPP
 from afec.methods.er import ER
 from afec.methods.ewc import EWC
@@ -9,6 +10,7 @@ from afec.methods.icarl import ICaRL
 from afec.methods.lucir import LUCIR
 from afec.methods.lwf import LwF
 from afec.methods.mas import MAS
+from afec.methods.merge import Merge
 from afec.methods.podnet import PODNet
 from afec.methods.prior import Prior
 from afec.methods.progress_compress import ProgressCompress
@@ -26,8 +28,10 @@ __all__ = [
     "MAS",
     "RWALK",
     "SI",
+    "Average",
     "ICaRL",
     "LwF",
+    "Merge",
     "PODNet",
     "Prior",
     "ProgressCompress",

@@ -8,6 +8,7 @@ from typing import Any
 from afec.guard import Guard, OptionFields, Term
 from afec.methods.afec import AFEC
 from afec.methods.ags_cl import AGSCL
+from afec.methods.average import Average
 from afec.methods.derpp import DERPP
 from afec.methods.er import ER
 from afec.methods.ewc import EWC
@@ -15,6 +16,7 @@ from afec.methods.icarl import ICaRL
 from afec.methods.lucir import LUCIR
 from afec.methods.lwf import LwF
 from afec.methods.mas import MAS
+from afec.methods.merge import Merge
 from afec.methods.podnet import PODNet
 from afec.methods.prior import Prior
 from afec.methods.progress_compress import ProgressCompress
@@ -47,6 +49,8 @@ METHODS = Registry(
         Record("rwalk", RWALK, "Riemannian walk: Fisher information and path together"),
         Record("afec", AFEC, "active forgetting: pulled to where the new task alone would have it"),
         Record("prior", Prior, "pulled back to zero or to the initial weights: the paper's Eq. 5 to the letter"),
+        Record("average", Average, "the average of the weights along the training takes their place when a task ends"),
+        Record("merge", Merge, "learned freely, then old and new weights merged in closed form: mode-IMM"),
         Record("recycle", Recycle, "units that no task uses get fresh weights, and nothing old listens to them"),
         Record("ags-cl", AGSCL, "adaptive group sparsity: nodes that mattered are held, others kept free (strategy)"),
         Record(
