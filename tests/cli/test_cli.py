@@ -348,8 +348,8 @@ def test_what_the_system_says_about_an_unwritable_place_is_passed_on(in_process,
     [
         (
             "ewc+afek",
-            "'ewc+afek': unknown method 'afek'; did you mean 'afec'? Known: afec, ags-cl, derpp, er, ewc, icarl, "
-            "lucir, lwf, mas, podnet, prior, progress-compress, recycle, rwalk, si",
+            "'ewc+afek': unknown method 'afek'; did you mean 'afec'? Known: afec, ags-cl, average, derpp, er, ewc, "
+            "icarl, lucir, lwf, mas, merge, podnet, prior, progress-compress, recycle, rwalk, si",
         ),
         ("ewc+joint", "'ewc+joint': joint is a reference and no method, so it adds to nothing; give it alone"),
         ("ewc+", "method 'ewc+': there is nothing on one side of a +; give methods such as ewc+afec"),

@@ -93,8 +93,8 @@ def test_a_word_is_no_strength():
         (["--method", "ewc+ewc"], "has one method twice; add each at most once\n"),
         (
             ["--method", "ewx"],
-            "Known: afec, ags-cl, derpp, er, ewc, finetune, icarl, lucir, lwf, mas, podnet, prior, progress-compress, "
-            "recycle, rwalk, si, joint, scratch",
+            "Known: afec, ags-cl, average, derpp, er, ewc, finetune, icarl, lucir, lwf, mas, merge, podnet, prior, "
+            "progress-compress, recycle, rwalk, si, joint, scratch",
         ),
         (["--method", "ewc", "--set", "method.mas.strength=1"], "mas is part of none of the methods ewc"),
         (["--method", "ewc", "--set", "stream.tasks=7"], "digits: "),

@@ -62,10 +62,7 @@ class Average(OptionTerm):
     @property
     def exempt_contracts(self) -> dict[str, str]:
         """What `afec.testing` does not ask of it, and why."""
-        return {
-            "pulls": "it averages weights along the training, and pulls nothing",
-            "untouched": "it puts the average in the place of the weights at the end of a task",
-        }
+        return {"untouched": "it puts the average in the place of the weights at the end of a task"}
 
     def begin_task(self, task: GuardedTask, state: State) -> State:
         """No step has been taken; the average has the present weights, which the first step gives no weight."""

@@ -33,6 +33,7 @@ class Merge(FisherFields, OptionTerm):
     rank = 1  # before methods that look at the weights that stay, such as Recycle
 
     strength: float = option(
+        default=1.0,
         kw_only=False,
         symbol="λ",
         at_least=0,
