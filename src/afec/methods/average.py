@@ -104,6 +104,6 @@ class Average(OptionTerm):
         return {}
 
     def _tensors(self, task: GuardedTask) -> dict[str, Tensor]:
-        """What is averaged: all that is trained, heads and running statistics too, which fit these weights only; or `params`."""
+        """What is averaged: `params`, or all that is trained, heads and running statistics too: they fit these weights only."""
         everything = task.weights.items() if self.params is not None else trained(task.model)
         return {name: one.detach() for name, one in everything if one.is_floating_point()}
