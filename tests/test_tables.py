@@ -88,7 +88,9 @@ def test_the_protocol_of_a_row_is_a_text_and_two_of_them_are_no_one_row(small, t
     assert row == "| `finetune` | 35.0 ± 7.1 | classifier |"
     tables.lines_of.cache_clear()
     file.write_text("\n".join([f"{head},prediction", *(f"{line},{rule}" for line in lines for rule in ("a", "b"))]))
-    with pytest.raises(tables.TableError, match="seed 0 of 'finetune' more than once; say which by `where`: .'prediction'"):
+    with pytest.raises(
+        tables.TableError, match="seed 0 of 'finetune' more than once; say which by `where`: .'prediction'"
+    ):
         small(file="class.csv", columns=["aac"], rows=["finetune"])
 
 

@@ -87,7 +87,9 @@ def test_the_task_itself_is_learned_freely(digits):
 
 def test_a_stronger_old_side_stays_nearer_to_the_old_weights(digits):
     starts = []
-    digits.run(Merge(1.0), hook=lambda task, model, epoch: starts.append(nn.utils.parameters_to_vector(model.parameters())))
+    digits.run(
+        Merge(1.0), hook=lambda task, model, epoch: starts.append(nn.utils.parameters_to_vector(model.parameters()))
+    )
     old = starts[1].detach()
     apart = [(digits.run(Merge(strength)) - old).norm().item() for strength in (0.1, 1.0, 10.0, 1000.0)]
     assert apart == sorted(apart, reverse=True)

@@ -3,10 +3,10 @@
     θ_e: fine-tuned on the new task, from the old weights θ*, without any pull
     θ ← (λF·θ* + F_e·θ_e) / (λF + F_e),     F ← F + F_e
 
-This is the mode of the product of two Gaussians, the posterior of the old tasks (mean θ*, precision F) to the power of λ and that
-of the new one (θ_e, F_e). With λ = 1 every task counts alike: mode-IMM (Lee et al. 2017) with equal weights and weight transfer.
-Only the ratio of the two counts, so there is one `strength`, λ. A weight that neither knows (λF + F_e = 0) stays at θ_e. The cost
-is that of fine-tuning and one Fisher pass, at θ_e.
+This is the mode of the product of two Gaussians, the posterior of the old tasks (mean θ*, precision F) to the power of λ and
+that of the new one (θ_e, F_e). With λ = 1 every task counts alike: mode-IMM (Lee et al. 2017) with equal weights and weight
+transfer. Only the ratio of the two counts, so there is one `strength`, λ. A weight that neither knows (λF + F_e = 0) stays at
+θ_e. The cost is that of fine-tuning and one Fisher pass, at θ_e.
 
     guard = afec.Merge(strength=1)
 
