@@ -133,6 +133,14 @@ def test_fewer_images_are_the_first_of_all():
     assert make_stream("cifar100", 0, tasks=1, images=1000).tasks[0].train.size == 45
 
 
+@pytest.mark.parametrize("name", ["cifar100-sc", "cifar100"])
+def test_fewer_images_of_each_class_leave_the_test_whole(name):
+    whole, some = (make_stream(name, 0, tasks=2, images_per_class=most).tasks[1] for most in (None, 4))
+    assert some.train.targets.bincount().tolist() == [4] * 5
+    assert some.validation.size <= whole.validation.size
+    assert torch.equal(some.test.inputs, whole.test.inputs)
+
+
 @given(seed=st.integers(0, 2**32 - 1), validation=st.floats(0.02, 0.9))
 def test_splits_do_not_share_images_and_lose_none(tiny, seed, validation):
     task = cifar100_sc(seed, tasks=1, validation=validation, root=tiny).tasks[0]
@@ -161,6 +169,7 @@ def test_torchs_and_numpys_generators_are_left_alone():
         ("cifar100", {"validation": 1}, "above 0 and below 1"),
         ("cifar100", {"validation": 0.999}, "leaves none of 50 images"),
         ("cifar100", {"images": 0}, "from 1 on"),
+        ("cifar100-sc", {"images_per_class": 0}, "cifar100-sc got images_per_class=0"),
         ("cifar100-sc", {"split": "paper"}, "has no option 'split'"),
         ("cifar100", {"root": "/data"}, "has no option 'root'"),  # a place on a machine is no part of an experiment
     ],

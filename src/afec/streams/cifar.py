@@ -45,6 +45,7 @@ def cifar100_sc(
     augment: bool = False,
     scenario: Scenario = "task",
     class_order: str = "seed",
+    images_per_class: int | None = None,
     *,
     root: Root = None,
 ) -> Stream:
@@ -58,12 +59,14 @@ def cifar100_sc(
         augment: random crops and mirror images in training.
         scenario: `task`, or `class`: the task is not known when predicting.
         class_order: of the superclasses, whose classes stay together: `seed`, `sorted`, `lucir-1993`, or the path of a list.
+        images_per_class: at most so many images of each class to train on; those for validation shrink in the same proportion,
+            those for the test stay.
         root: where the data are; see `afec.data.data_root`.
     """
-    _check("cifar100-sc", tasks, 20, validation, images, scenario)
+    _check("cifar100-sc", tasks, 20, validation, images, scenario, images_per_class=images_per_class)
     data = load_cifar100(root)
     members = dict(zip(data.train_labels.tolist(), data.train_coarse.tolist(), strict=True))
-    make = _Maker(data, CIFAR100_COLOURS, seed, validation, images, augment)
+    make = _Maker(data, CIFAR100_COLOURS, seed, validation, images, augment, most=images_per_class)
     order = ordered("cifar100-sc", class_order, data.coarse_names, lambda: _shuffled(20, seed), root)
     found = [
         make(data.coarse_names[coarse], sorted(c for c, k in members.items() if k == coarse))
@@ -110,17 +113,13 @@ def cifar100(
             f"cifar100 got classes={classes!r}; a task has 2, 4, 5, 10, 20, 25, 50 or all 100 of the classes"
         )
     counts = [classes] * (100 // classes) if sizes is None else check_sizes("cifar100", sizes, 100, scenario)
-    _check("cifar100", tasks, len(counts), validation, images, scenario, split)
+    _check("cifar100", tasks, len(counts), validation, images, scenario, split, images_per_class)
     if sizes is not None and class_order == "seed" and split == "official":
         raise ValueError(
             "cifar100 got sizes= with class_order='seed' and split='official', which shuffles tasks of one size; use "
             "split='paper', or another class order, such as 'lucir-1993'"
         )
     data = load_cifar100(root)
-    if images_per_class is not None and (not isinstance(images_per_class, int) or images_per_class < 1):
-        raise ValueError(
-            f"cifar100 got images_per_class={images_per_class!r}; give how many of each class to train on at most, from 1 on"
-        )
     make = _Maker(data, CIFAR100_COLOURS, seed, validation, images, augment, most=images_per_class)
     if class_order == "seed":
         found = _blocks(100, counts, seed, split)
@@ -232,6 +231,7 @@ def _check(
     images: int | None,
     scenario: str,
     split: str = "official",
+    images_per_class: int | None = None,
 ) -> None:
     check_scenario(stream, scenario)
     if tasks is not None and (not isinstance(tasks, int) or not 1 <= tasks <= most):
@@ -243,6 +243,10 @@ def _check(
     if images is not None and (not isinstance(images, int) or images < 1):
         raise ValueError(
             f"{stream} got images={images!r}; give how many images of a task to train on at most, from 1 on"
+        )
+    if images_per_class is not None and (not isinstance(images_per_class, int) or images_per_class < 1):
+        raise ValueError(
+            f"{stream} got images_per_class={images_per_class!r}; give how many of each class to train on at most, from 1 on"
         )
     if split not in ("official", "paper"):
         raise ValueError(f"{stream} got split={split!r}: {unknown('split', str(split), ['official', 'paper'])}")
