@@ -23,6 +23,12 @@ settings.register_profile("afec", deadline=None, max_examples=40, derandomize=Tr
 settings.load_profile("afec")
 
 
+def pytest_collection_modifyitems(items) -> None:
+    """Files with slow tests come first: no long one is left for the end, when the other processes have nothing to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def seed_all() -> None:
     """The generators that everybody shares, as they are at the beginning of each test."""
     torch.manual_seed(0)
