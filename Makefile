@@ -5,6 +5,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 SOURCES := pyproject.toml constraints.txt
 # One process per core, one thread each.
 PARALLEL := -n auto --dist worksteal
+# Many processes import the same files: they are compiled once, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test quick bench evidence grid docs clean
 

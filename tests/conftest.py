@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections.abc import Iterator
 
@@ -16,11 +15,18 @@ from afec.experiments import Score
 from afec.files import write_text
 from afec.lab import RunDirectory, engine, job, local_pool
 from pool_here import PoolHere
+from small_processes import forkserver
 
 torch.set_num_threads(1)
 # Timings are noise on a shared machine, so no deadline; the same examples every time, so no flaky run.
 settings.register_profile("afec", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("afec")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Files with slow tests come first: no long one is left for the end, when the other processes have nothing to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def seed_all() -> None:
@@ -60,8 +66,7 @@ def in_process(monkeypatch):
 @pytest.fixture
 def quickly(monkeypatch):
     """Workers are forked from a process that has imported everything: they start in milliseconds, and nothing else changes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["afec.lab.engine", "sklearn.datasets", "torch._dynamo"])
+    context = forkserver()
     monkeypatch.setattr(local_pool, "get_context", lambda kind: context)
 
 

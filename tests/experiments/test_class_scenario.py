@@ -30,7 +30,7 @@ from afec.nets import SingleHead
 from afec.report.reading import load_learner
 from afec.strategy import ScenarioWarning
 from small_lab import TEXT, quick_config, quick_file
-from small_processes import afec, all_scores, wait_until
+from small_processes import ForkedCommand, afec, all_scores, wait_until
 from stopped_runs import in_task, run_until
 
 REAL = Path(os.environ.get("AFEC_DATA", "no data"))
@@ -215,10 +215,10 @@ def test_a_study_that_is_killed_comes_to_the_same_bytes(tmp_path):
     text = TEXT.replace("max_epochs = 2\npatience = 1", "max_epochs = 15\npatience = 15")
     sets = ["--set", "stream.scenario=class", "--seeds", "1", "--workers", "2"]
     command = ["run", quick_file(tmp_path, text), "--method", *FOUR, "--scale", "three", *sets, "--runs"]
-    assert afec(*command, tmp_path / "whole").wait() == 0
+    assert ForkedCommand(*command, tmp_path / "whole").wait() == 0
     killed, draws = tmp_path / "killed", random.Random(1)
     for _ in range(2):
-        process = afec(*command, killed, start_new_session=True)
+        process = ForkedCommand(*command, killed)
         wait_until(lambda: list(killed.rglob("lock-holder")))
         time.sleep(draws.uniform(0.5, 1.5))
         os.killpg(process.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ import pytest
 from afec.cli import main
 from afec.experiments import find_experiment
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve, run
-from small_processes import afec, wait_until
+from small_processes import ForkedCommand, afec, wait_until
 from stopped_runs import run_until, steps
 
 HERE = Path(__file__).parent
@@ -112,10 +112,10 @@ def test_tune(tmp_path, walk, in_process, capsys):
 def test_kill_and_resume_come_to_the_same_bytes(tmp_path, walk):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     arguments = ["run", walk, "--method", "walk", "rest", "--seeds", "1", "--scale", "slow", "--workers", "2", "--runs"]
-    assert afec(*arguments, whole).wait() == 0
+    assert ForkedCommand(*arguments, whole).wait() == 0
     generator, interrupted = random.Random(3), 0
     for how in (signal.SIGKILL, signal.SIGINT):
-        process = afec(*arguments, killed, start_new_session=True)
+        process = ForkedCommand(*arguments, killed)
         wait_until(lambda: len(list(killed.rglob("lock-holder"))) == 2)
         time.sleep(generator.uniform(0.1, 0.8))
         os.killpg(process.pid, how)

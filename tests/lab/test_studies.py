@@ -10,6 +10,7 @@ import pytest
 from afec.cli import main
 from afec.lab import SpecError, find_runs, job, load_benchmark
 from afec.lab.studies import load_study, parse_study, study_names
+from afec.lab.toml_file import packaged
 from afec.lab.tuning import Plan, planned
 from small_lab import TEXT, quick_file
 from small_tuning import GRIDS
@@ -135,7 +136,7 @@ def test_every_study_that_ships_has_jobs_and_outputs_at_every_scale(name):
         assert len({output.file for output in scaled.outputs}) == len(scaled.outputs)
 
 
-@pytest.mark.parametrize("name", [name for name in study_names() if load_study(name).tune])
+@pytest.mark.parametrize("name", [name for name in study_names() if "[[tune]]" in packaged("study", name)])
 def test_every_method_of_a_search_has_the_same_number_of_trials(name):
     """Stage by stage, for all methods that are searched on one benchmark, each with the same number of seeds."""
     for scale in load_study(name).scales:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,7 +31,7 @@ def training_records(section: Section, *kinds: Any) -> list[Any]:
             raise ValueError(f"training.{key}: unknown key{did_you_mean(key, every)}")
     try:
         return [
-            TypeAdapter(kind).validate_python({key: value for key, value in section.items() if key in own})
+            _adapter(kind).validate_python({key: value for key, value in section.items() if key in own})
             for kind, own in zip(kinds, names, strict=True)
         ]
     except ValidationError as error:
@@ -39,6 +40,12 @@ def training_records(section: Section, *kinds: Any) -> list[Any]:
         if not first["loc"]:
             raise ValueError(f"training: {message}") from error
         raise ValueError(f"training.{'.'.join(map(str, first['loc']))}: {message}; got {first['input']!r}") from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """What checks the records of a kind; it takes milliseconds to make."""
+    return TypeAdapter(kind)
 
 
 class MethodExperiment(Experiment):

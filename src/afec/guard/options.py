@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -128,7 +129,7 @@ class _Fields:
             given = inspect.signature(cls).bind(*values, **named).arguments
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: {error}. It takes {', '.join(cls.options)}") from error
-        hints = get_type_hints(cls)
+        hints = _hints(cls)  # type: ignore[arg-type]
         for name, value in cls.settings(**given).items():
             one = cls.options[name]
             what = f"{cls.__name__}: {name}" + (f" ({one.symbol})" if one.symbol else "")
@@ -156,6 +157,11 @@ class _Fields:
                 text = f"{value:g}" if isinstance(value, float) else repr(value)
                 shown.append(f"{name}={text if one.from_config else '…'}")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 class OptionFields(_Fields):

@@ -16,6 +16,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,15 @@ def load_benchmark(name_or_path: str) -> Benchmark:
     """A benchmark of the package by its name, any TOML file by its path, or `folder:PATH`: the images in a folder."""
     if name_or_path.startswith(PREFIX) and not name_or_path.endswith(".toml"):
         return parse_benchmark(*_of_folder(name_or_path.removeprefix(PREFIX)))
+    if name_or_path in benchmark_names():
+        return _of_package(name_or_path).model_copy(deep=True)
     return parse_benchmark(*read("benchmark", name_or_path, benchmark_names(), f", or {FOLDER} for your own images"))
+
+
+@cache
+def _of_package(name: str) -> Benchmark:
+    """Checked once: that takes a twentieth of a second, and a study asks for the same ones again and again."""
+    return parse_benchmark(*read("benchmark", name, [name]))
 
 
 def _of_folder(path: str) -> TomlText:

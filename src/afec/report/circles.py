@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -78,7 +77,9 @@ def draw_circles(
 
 
 def _draw(ax: Any, panel: Panel) -> None:
-    colours = [mpl.colormaps["tab10"](k) for k in range(len(panel.targets))]
+    from matplotlib import colormaps  # half a second to import, and most commands draw nothing
+
+    colours = [colormaps["tab10"](k) for k in range(len(panel.targets))]
     angle = np.linspace(0, 2 * np.pi, 200)
     ax.plot(np.cos(angle), np.sin(angle), color="0.8", linewidth=1, zorder=0)
     radius = np.linalg.norm(panel.points, axis=1, keepdims=True)

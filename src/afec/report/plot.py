@@ -1,4 +1,7 @@
-"""Charts as files for a paper: PNG, SVG or PDF, by matplotlib. The page draws the same charts in `svg.py`."""
+"""Charts as files for a paper: PNG, SVG or PDF, by matplotlib. The page draws the same charts in `svg.py`.
+
+matplotlib takes half a second to import, and most commands draw nothing: it is not imported before it is needed.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,15 @@ import math
 import textwrap
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import LogFormatter
-from matplotlib.transforms import ScaledTranslation
 
 from afec.files import write_bytes
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 __all__ = ["draw_figure", "new_drawing", "save_drawing"]
 
@@ -33,6 +35,9 @@ LINE = 0.19
 
 def new_drawing(width: float, height: float) -> Drawing:
     """An empty drawing of so many inches. No pyplot: it keeps every figure alive and asks for a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Drawing
+
     drawing = Drawing(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawing)
     return drawing
@@ -92,6 +97,9 @@ def _style(trace: Trace) -> dict[str, Any]:
 
 
 def _lines(ax: Any, chart: Lines) -> None:
+    from matplotlib.ticker import LogFormatter
+    from matplotlib.transforms import ScaledTranslation
+
     offsets = chart.offsets(AXIS)
     for trace, offset in zip(chart.traces, offsets, strict=True):
         spread = np.nan_to_num(np.array(trace.spread))  # one seed has none

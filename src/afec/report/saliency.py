@@ -9,7 +9,6 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -118,7 +117,9 @@ def _pixels(image: Tensor) -> Image:
 
 
 def _blend(image: Image, heat: Tensor) -> Image:
+    from matplotlib import colormaps  # half a second to import, and most commands draw nothing
+
     strength = (heat / heat.max().clamp(min=1e-9)).numpy()
-    colours = mpl.colormaps["inferno"](strength)[..., :3] * 255
+    colours = colormaps["inferno"](strength)[..., :3] * 255
     mixed: Image = ((1 - BLEND) * image + BLEND * colours).round().clip(0, 255).astype(np.uint8)
     return mixed
