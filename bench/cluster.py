@@ -1,11 +1,12 @@
 """What a cluster costs: the Ray pool against local processes, queues of many jobs, and one run in two processes.
 
-    python bench/cluster.py overhead     # a study on two workers, by the local pool and by Ray, in turn
+    python bench/cluster.py overhead     # CPU seconds of a command beside those of its runs, by the local pool and by Ray
     python bench/cluster.py queue        # 1,000 jobs of no work through the Ray pool
     python bench/cluster.py driver       # the memory of a driver with 10,000 jobs queued
     python bench/cluster.py speed        # the CIFAR CNN at batch 256: one process, and its share of two
+    python bench/cluster.py grid RUNS    # Table 2 by benchmark, from the finished runs under RUNS, as Markdown
 
-What is printed is JSON. `speed` counts CPU seconds of a process as well as wall time: on a busy machine wall time is noise.
+What is printed is JSON. `overhead` and `speed` count CPU seconds: on a busy machine wall time is noise.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from pathlib import Path
 
 import torch
 
-from afec.lab import execute, plan
-from afec.lab.ray_pool import RayCluster, RayPool
+import afec.cli.work  # what `afec run` has imported when it drives  # noqa: F401
+from afec.lab import execute, find_runs, plan
+from afec.lab.forecast import forecast
+from afec.lab.ray_cluster import RayCluster
+from afec.lab.ray_pool import RayPool
+from afec.lab.studies import load_study
 from afec.lab.torchrun import joined, processes_of_torchrun
 from afec.parallel import grouped
 from ray_kills import METHODS, QUICK
@@ -34,19 +39,41 @@ def nothing(channel: object) -> None:
     return None
 
 
-def overhead(rounds: int) -> dict[str, object]:
+def cpu_seconds(words: list[str]) -> float:
+    """Of a command and of all processes that came of it: workers, Ray's own. What each had used when it was last seen."""
+    import psutil
+
+    command = psutil.Popen(words, stdout=subprocess.DEVNULL)
+    used: dict[int, float] = {}
+    while command.poll() is None:
+        for one in (command, *command.children(recursive=True)):
+            with suppress(psutil.Error):
+                used[one.pid] = sum(one.cpu_times()[:2])
+        time.sleep(0.1)
+    assert command.returncode == 0, command.returncode
+    return sum(used.values())
+
+
+def overhead(rounds: int, epochs: int) -> dict[str, object]:
+    """What a command of eight runs takes beside its runs: it starts two processes, which import torch, and so on.
+
+    Wall times of two processes on a machine that others use say nothing. CPU seconds do, and what they say is an upper bound:
+    a cluster waits with more processes.
+    """
     folder = Path(tempfile.mkdtemp())
-    (folder / "quick.toml").write_text(QUICK.replace("max_epochs = 25", "max_epochs = 100"))
-    jobs = plan([str(folder / "quick.toml")], METHODS, range(2))
-    took: dict[str, list[float]] = {"local": [], "ray": []}
-    with RayCluster(None, 2) as cluster:
-        execute(jobs[:2], folder / "warm", pool=cluster)
-        for number in range(rounds):
-            for name in took:
-                start = time.perf_counter()
-                execute(jobs, folder / f"{name}{number}", 2, pool=cluster if name == "ray" else None)
-                took[name].append(time.perf_counter() - start)
-    return {"runs": len(jobs), **took, "ratio": statistics.median(took["ray"]) / statistics.median(took["local"])}
+    (folder / "quick.toml").write_text(QUICK.replace("max_epochs = 25", f"max_epochs = {epochs}"))
+    command = [sys.executable, "-m", "afec", "run", str(folder / "quick.toml"), "--method", *METHODS, "--seeds", "2"]
+    beside: dict[str, list[float]] = {"local": [], "ray": []}
+    taken: list[float] = []
+    for number in range(rounds):
+        for name, found in beside.items():
+            root = folder / f"{name}{number}"
+            whole = cpu_seconds([*command, "--workers", "2", "--runs", str(root), "--pool", name])
+            runs = [float(json.loads((run.path / "DONE").read_text())["cpu_seconds"]) for run in find_runs(root)]
+            taken.append(sum(runs) / len(runs))
+            found.append(whole - sum(runs))
+    more = statistics.median(beside["ray"]) - statistics.median(beside["local"])
+    return {"runs": 8, "run_seconds": taken, "beside": beside, "more": more, "of_runs_of_a_minute": more / (8 * 60)}
 
 
 def queue(count: int) -> dict[str, object]:
@@ -68,7 +95,18 @@ def resident() -> dict[str, float]:
     import psutil
 
     found = psutil.Process().memory_full_info()
-    return {"rss_mb": found.rss / 2**20, "own_mb": found.uss / 2**20}
+    return {"rss_mb": found.rss / 2**20, "pss_mb": found.pss / 2**20, "own_mb": found.uss / 2**20}
+
+
+def grid(root: Path) -> None:
+    """What is left of the paper's Table 2, benchmark by benchmark."""
+    jobs = load_study("classification-table").jobs(lambda *_: None)
+    print("| benchmark | runs | core hours | hours on 2 CPUs | on 16 | on 128 |\n| --- | --- | --- | --- | --- | --- |")
+    for name in dict.fromkeys(job.config.benchmark for job in jobs):
+        found = forecast([job for job in jobs if job.config.benchmark == name], root)
+        hours = [sum(found.seconds) / 3600, *(found.hours_on(cpus) for cpus in (2, 16, 128))]
+        cells = [f"{hour:,.0f}" if found.seconds else "not known" for hour in hours]
+        print(f"| {name} | {len(found.seconds) + found.unknown} | {' | '.join(cells)} |")
 
 
 def driver(count: int) -> dict[str, object]:
@@ -135,14 +173,19 @@ def speed() -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "queue", "driver", "speed", "step"])
+    parser.add_argument("what", choices=["overhead", "queue", "driver", "speed", "grid", "step"])
+    parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="of grid: where finished runs are")
     parser.add_argument("--rounds", type=int, default=3, help="of overhead")
+    parser.add_argument("--epochs", type=int, default=100, help="of overhead: how long its runs are")
     arguments = parser.parse_args()
     if arguments.what == "step":
         step_seconds()
         return
+    if arguments.what == "grid":
+        grid(arguments.runs)
+        return
     works = {
-        "overhead": lambda: overhead(arguments.rounds),
+        "overhead": lambda: overhead(arguments.rounds, arguments.epochs),
         "queue": lambda: queue(1000),
         "driver": lambda: driver(10_000),
         "speed": speed,

@@ -48,10 +48,23 @@ def test_where_no_run_of_the_scale_is_done_samples_are_counted(tmp_path):
     assert (found.counted, found.unknown, found.memory_mb) == (1, 0, None)
     found = forecast(jobs("ewc+afec", [0]), tmp_path)  # and θ_e in the second
     assert found.seconds == (pytest.approx((sum(sizes) + sizes[1]) / 50),)
+    twice = quick_config("progress-compress", "tiny")  # progress, and compress
+    assert twice.kind.most_samples(twice, Context(0)) == 2 * sum(sizes)
     joint = quick_config("joint", "tiny")
     assert joint.kind.most_samples(joint, Context(0)) == 2 * sizes[0] + sizes[1]
     scratch = quick_config("scratch", "tiny")
     assert scratch.kind.most_samples(scratch, Context(0)) == sum(sizes)
+
+
+def test_a_trial_with_fewer_epochs_does_not_pass_for_the_whole_run(tmp_path):
+    """It says how fast the net learns, and how much memory and disk a run takes; its hours are not those of the row."""
+    finished(tmp_path, 10.0, 400.0, samples=500)
+    long = [Job(quick_config("ewc", "tiny", training={"max_epochs": 100}), 1)]
+    sizes = [task.train.size for task in digits(seed=0, sizes=[2, 3], validation=0.05, test=0.85).tasks]
+    found = forecast(long, tmp_path)
+    assert found.seconds == (pytest.approx(100 * sum(sizes) / 50),)
+    assert (found.counted, found.unknown, found.memory_mb) == (1, 0, 400.0)
+    assert found.disk_mb is not None
 
 
 def test_where_nothing_is_known_it_says_so(tmp_path):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from afec.lab import RunDirectory
-from afec.report import Panel, draw_circles, mean_and_std, paired_difference
+from afec.report.circles import Panel, draw_circles
 from afec.report.plot import new_drawing, save_drawing
 from afec.report.rows import Row, rows_of
-from afec.report.statistics import number
+from afec.report.statistics import mean_and_std, number, paired_difference
 from afec.report.study_figure import draw_study
 from afec.report.study_tables import differences, results
 from written_runs import after_two, with_weights, written

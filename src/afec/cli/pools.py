@@ -81,7 +81,8 @@ def opened(
         yield None
         return
     from afec.lab.estimate import memory_of
-    from afec.lab.ray_pool import RayCluster, Resources
+    from afec.lab.ray_cluster import RayCluster
+    from afec.lab.ray_pool import Resources
 
     needs_gpu = device is not None and device.startswith("cuda")
     resources = Resources(1.0 if cpus is None else cpus, float(needs_gpu) if gpus is None else gpus, memory_of(runs))

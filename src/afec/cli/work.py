@@ -1,6 +1,7 @@
 """What `afec run`, `afec tune` and `afec resume` do once their arguments are read.
 
-Apart from the commands, because pictures and tables take a second to import.
+Apart from the commands, because tables take a second to import. Pictures are imported when one is drawn: a command that drives
+a cluster for days holds no matplotlib.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from afec.cli.reports import PICTURES
 from afec.files import FileError, why_unwritable, write_text
 from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_runnable, execute
 from afec.lab.directory import TUNING
@@ -29,8 +29,6 @@ from afec.lab.tuning import Plan, rehearse, trials_of, without_grid
 from afec.lab.tuning import tune as tune_method
 from afec.lab.wandb import WandbLog, check_wandb
 from afec.report.rows import Row, readable
-from afec.report.search import draw_search, trials_table
-from afec.report.study_figure import draw_study
 from afec.report.study_tables import print_tables
 from afec.report.table import print_table
 
@@ -113,6 +111,8 @@ def _say_default_grids(console: Console, plan: Plan) -> None:
 
 def tune(plan: Plan, how: How, benchmark: str, out: Path | None) -> None:
     """Tune, and write what was found; `benchmark` is how the user has called it."""
+    from afec.report.search import draw_search, trials_table
+
     _check_writable("--runs", how.runs, how.runs)
     if out:
         _check_writable("--out", out, out.parent)
@@ -183,6 +183,8 @@ def _check_writable(option: str, given: Path, folder: Path) -> None:
 
 def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
     """Before hours of work, not after them."""
+    from afec.cli.reports import PICTURES
+
     if picture.suffix not in PICTURES:
         raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
     if len({job.config.benchmark for job in jobs}) > 1:
@@ -195,6 +197,8 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
 
 
 def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:
+    from afec.report.study_figure import draw_study
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the table has named the damaged ones
         drawn = [(config, run) for config, run in readable(runs) if run.done and config.method != "scratch"]

@@ -223,12 +223,14 @@ class Supervised(MethodExperiment):
 
     @classmethod
     def most_samples(cls, setup: Setup, context: Context) -> int | None:
-        """Every task for all epochs of the schedule; with AFEC, θ_e for as many, from the second task on."""
+        """Every task for all epochs of the schedule; AFEC's θ_e for as many, from the second task on; both phases of P&C."""
         stream, _ = build(setup, context.seed)
         schedule, _ = training_of(setup.training, context.device)
         sizes = [task.train.size for task in stream.tasks]
-        twice = sum(sizes[1:]) if "afec" in cls.terms(setup.method) else 0
-        return schedule.max_epochs * (sum(sizes) + twice)
+        terms = cls.terms(setup.method)
+        again = sum(sizes[1:]) if "afec" in terms else 0
+        again += sum(sizes) if "progress-compress" in terms else 0
+        return schedule.max_epochs * (sum(sizes) + again)
 
     @classmethod
     def for_tuning(cls, setup: Setup, context: Context) -> Setup:

@@ -1,8 +1,8 @@
 """What a study will take before it is begun: hours of a core, memory and disk, on this machine and on a cluster.
 
-A run costs what finished runs of its row have cost, else those of its benchmark and scale. Where there is none, its samples are
-counted, and finished runs of the same net say how many a core learns in a second; early stopping is not foreseen, so that is
-the most that it can be.
+A run costs what finished runs of its row have cost, else those of its benchmark and scale, with the same stream, net and
+training: a trial with fewer tasks or epochs says nothing of the whole. Where there is none, its samples are counted, and
+finished runs of the same net say how many a core learns in a second; early stopping is not foreseen, so that is the most.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def forecast(jobs: Sequence[Job], root: Path) -> Forecast:
             continue
         size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file()) / 1e6
         for key in keys_of(run.config):
-            seconds[key].append(took)
+            seconds[*key, _work(run.config)].append(took)
             memory[key] = max(memory[key], cost_of(run, "peak_memory_mb") or 0.0)
             disk[key].append(size)
         if took > 0 and (learned := _learned(run)):
@@ -84,12 +84,12 @@ def forecast(jobs: Sequence[Job], root: Path) -> Forecast:
     found, counted, unknown = [], 0, 0
     memories, disks = [], []
     for job in left:
-        known = [key for key in keys_of(job.config) if key in seconds]
-        if known:
-            key = known[0]
-            found.append(fmean(seconds[key]))
+        keys, work = keys_of(job.config), _work(job.config)
+        if key := next((key for key in keys if key in disk), None):
             memories.append(memory[key])
             disks.append(fmean(disk[key]))
+        if key := next((key for key in keys if (*key, work) in seconds), None):
+            found.append(fmean(seconds[*key, work]))
             continue
         rate, samples = rates.get(_net(job.config)), None
         if rate and job.config.hash not in counts:  # counting reads the data
@@ -107,6 +107,11 @@ def forecast(jobs: Sequence[Job], root: Path) -> Forecast:
         max(memories) if any(memories) else None,
         sum(disks) * whole if disks else None,
     )
+
+
+def _work(config: RunConfig) -> str:
+    """What a run does, whatever its method."""
+    return repr([sorted(section.items()) for section in (config.stream, config.net, config.training)])
 
 
 def _net(config: RunConfig) -> str:

@@ -18,41 +18,28 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from afec.files import write_text
 from afec.lab.directory import RunDirectory, RunError
-from afec.lab.gpus import available_cores
 from afec.lab.job import BUSY, Job, RunWork
 from afec.lab.lock import BusyError
-from afec.lab.plan import check_runnable
 from afec.lab.pool import Message, Work
 from afec.lab.ray_node import Errand, versions
+from afec.lab.ray_remote import remote_parts
 from afec.lab.shipping import ShippingError, pack, unpack
-from afec.lab.spec import SpecError
 from afec.lab.tensorboard import Board
 
-__all__ = ["RayCluster", "RayPool", "Resources", "check_ray"]
+__all__ = ["RayPool", "Resources"]
 
-OBJECT_STORE = 100 * 2**20  # of a local cluster: what goes through it is a run directory at a time
 DEATHS = 3  # in a row, without a new checkpoint between them, and a run is given up
 NODES_SECONDS = 5.0  # between two looks at which nodes there are
 ROOM = 1.2  # of the memory that an earlier run of the same kind has held
 INSPECT_SECONDS = 300.0
-
-
-def check_ray() -> Any:
-    """Ray itself; raises where it is not installed."""
-    try:
-        import ray
-    except ImportError as error:
-        raise SpecError(f"--pool ray needs Ray ({error}): pip install 'afec[ray]', or leave --pool out") from error
-    return ray
 
 
 @dataclass(frozen=True)
@@ -63,67 +50,6 @@ class Resources:
     gpus: float = 0.0
     memory: Callable[[Job], float | None] = lambda job: None
     """In megabytes, where an earlier run of the same kind says it."""
-
-
-class RayCluster:
-    """A connection to a Ray cluster, which makes a pool for each study; without an address a cluster on this machine.
-
-    Args:
-        address: of a running cluster, `auto` for the one of this machine; None starts one, and stops it at the end.
-        workers: the most runs at once; 0: as many as the cluster has room for.
-        resources: what each run reserves.
-        ship: whether run directories are shipped home; by default where a node does not see them.
-    """
-
-    def __init__(
-        self,
-        address: str | None = None,
-        workers: int = 0,
-        resources: Resources | None = None,
-        *,
-        ship: bool | None = None,
-    ) -> None:
-        self.ray = check_ray()
-        self.address, self.workers, self.resources, self.ship = address, workers, resources or Resources(), ship
-        self.connected = False
-
-    def __str__(self) -> str:
-        return f"the Ray cluster at {self.address}" if self.address else "a Ray cluster of this machine"
-
-    def __enter__(self) -> RayCluster:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.connected:
-            self.ray.shutdown()
-            self.connected = False
-
-    def __call__(self, jobs: Sequence[Job], root: Path) -> RayPool:
-        """A pool for these jobs."""
-        self.connect()
-        unique = list({(job.config.benchmark, job.config.hash): job for job in jobs}.values())
-        check = partial(check_runnable, unique)
-        return RayPool(self.ray, self.resources, self.workers, root=root, check=check, ship=self.ship)
-
-    def connect(self) -> None:
-        """Connect, or start a cluster; once."""
-        if self.connected:
-            return
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self.address is None:
-            cpus = max(1, round((self.workers or available_cores()) * max(self.resources.cpus, 0.01)))
-            quiet |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Ray's own future
-            try:
-                self.ray.init(address=self.address or "local", **quiet)
-            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise RunError(
-                    f"there is no Ray cluster at {self.address} ({reason}); start one with `ray start --head`, or leave "
-                    "--address out and one is started on this machine"
-                ) from error
-        self.connected = True
 
 
 @dataclass
@@ -188,7 +114,7 @@ class RayPool:
         self.stopping = False
         self.nodes = _Nodes()
         self.check, self.root = check, None if root is None else root.absolute()
-        self._visit, self._mailbox_class = _remote_parts(ray)
+        self._visit, self._mailbox_class = remote_parts(ray)
         self.mailbox: Any = None
         self._letters: Any = None  # the answer of the mailbox that is waited for
         self.ship = bool(ship)
@@ -507,65 +433,3 @@ def _saved(work: Work) -> object:
 def _short(error: Exception) -> str:
     text = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {text[0]}"[:200]
-
-
-def _remote_parts(ray: Any) -> tuple[Any, Any]:
-    """What runs on nodes. Defined in here, they are sent as they are: a node without this package can run them, and say so."""
-
-    def visit(name: str, expected: dict[str, str], *arguments: Any) -> tuple[str, Any]:
-        import importlib
-        import platform
-        from importlib import metadata
-
-        def versions_of(found: dict[str, str]) -> str:
-            return ", ".join(f"{key} {value}" for key, value in found.items())
-
-        def refused(found: str) -> tuple[str, Any]:
-            wanted = versions_of(expected)
-            text = f"has {found}, and this command has {wanted}; install the same versions on every node"
-            if name == "inspect":
-                return "refused", text
-            node = ray.get_runtime_context().get_node_id()
-            return "refused", (node, f"{platform.node()} ({node[:8]}) {text}")
-
-        import ray
-
-        try:
-            there = importlib.import_module("afec.lab.ray_node")
-        except ImportError as error:
-            try:
-                return refused(f"afec {metadata.version('afec')} ({error})")
-            except metadata.PackageNotFoundError:
-                return refused("no afec")
-        found = there.versions()
-        if found != expected:
-            return refused(versions_of(found))
-        return "done", getattr(there, name)(*arguments)
-
-    class Mailbox:
-        """Messages of the work, on their way to the driver, and whether to stop."""
-
-        def __init__(self) -> None:
-            import asyncio
-
-            self.letters: list[Any] = []
-            self.asked_to_stop = False
-            self.event = asyncio.Event()
-
-        async def put(self, attempt: str, kind: str, content: Any) -> None:
-            self.letters.append((attempt, kind, content))
-            self.event.set()
-
-        async def take(self) -> list[Any]:
-            await self.event.wait()
-            self.event.clear()
-            letters, self.letters = self.letters, []
-            return letters
-
-        async def stopping(self) -> bool:
-            return self.asked_to_stop
-
-        async def stop(self) -> None:
-            self.asked_to_stop = True
-
-    return ray.remote(visit), ray.remote(Mailbox)

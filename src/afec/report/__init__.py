@@ -1,6 +1,1 @@
-"""Tables and figures of what came out."""
-
-from afec.report.circles import Panel, draw_circles
-from afec.report.statistics import PairedDifference, mean_and_std, paired_difference
-
-__all__ = ["PairedDifference", "Panel", "draw_circles", "mean_and_std", "paired_difference"]
+"""Tables and figures of what came out. Nothing is imported here: tables need no matplotlib, and it is 90 MB."""
