@@ -1,8 +1,9 @@
 """PPO beside Stable-Baselines3's, with the same net, environments, settings and steps: `python bench/games.py`.
 
 By default: environment steps per CPU second of whole iterations (rollout and update), turn by turn in one run, on CartPole,
-MinAtar's Breakout and Atari's Boxing; what an iteration under EWC + AFEC costs beside fine-tuning.
-Only ratios of neighbours mean anything on a shared machine.
+MinAtar's Breakout and Atari's Boxing, the best of several rounds of each; what a game under EWC + AFEC costs beside
+fine-tuning; and the pull as a part of a minibatch step. Only ratios of neighbours mean anything on a shared machine.
+Stable-Baselines3's environments for Atari need opencv-python-headless.
 
 `--curves FILE`: learn a game with both over several seeds, write the returns of the episodes on the way as CSV, and print the
 differences. `--differences FILE ...`: print those of files that were written before, as CSV.
@@ -11,11 +12,12 @@ differences. `--differences FILE ...`: print those of files that were written be
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from afec.rl.environments import Game, find_game
 from afec.rl.learner import GameLearner, Measuring
 from afec.rl.net import GameNet
 from afec.rl.player import Player
-from afec.rl.ppo import PPO, collect, improve, new_adam
+from afec.rl.ppo import PPO, collect, improve, new_adam, ppo_terms
 
 GAMES = {
     "CartPole": ("gymnasium", "CartPole-v1", "mlp"),
@@ -195,7 +197,7 @@ def speed(names: list[str], rounds: int) -> None:
         for one in pair:
             one()
         times = [[seconds(one) for one in pair] for _ in range(rounds)]
-        mine, other = (statistics.median(column) for column in zip(*times, strict=True))
+        mine, other = (min(column) for column in zip(*times, strict=True))
         print(
             f"{name}: {settings.batch / mine:,.0f} steps per CPU second, Stable-Baselines3 {settings.batch / other:,.0f}: "
             f"{other / mine:.2f} ×",
@@ -220,9 +222,47 @@ def guard_cost(rounds: int) -> None:
             learner = GameLearner(net, games, guard, settings, Measuring(evaluations=0, importance_steps=2048), 0)
             learner.learn(0)
             cost.setdefault(name, []).append(seconds(lambda learner=learner: learner.learn(1)))  # type: ignore[misc]
-    base = statistics.median(cost["finetune"])
+    base = min(cost["finetune"])
     for name, found in cost.items():
-        print(f"a second game of MinAtar, {name}: {statistics.median(found) / base:.2f} × fine-tuning", flush=True)
+        print(f"a second game of MinAtar, {name}: {min(found) / base:.2f} × fine-tuning", flush=True)
+
+
+def pull_cost(rounds: int) -> None:
+    """Minibatch steps of MinAtar's net with the pull of EWC + AFEC and without, in turns."""
+    settings, games = settings_of("Breakout"), [find_game("minatar", name) for name in ("Breakout", "Asterix")]
+    torch.manual_seed(0)
+    plain, guarded = (
+        GameNet(make_backbone("minatar"), [game.actions for game in games]).to(memory_format=torch.channels_last)
+        for _ in range(2)
+    )
+    player, generator = Player(games[0], settings.environments, 0), torch.Generator().manual_seed(0)
+    steps = collect(plain, 0, player, settings.rollout, generator).steps(settings)
+    once = replace(settings, epochs=1)
+    optimizers = {net: new_adam(net, settings) for net in (plain, guarded)}
+    guard, inside = afec.EWC(1.0) + afec.AFEC(0.01), contextlib.ExitStack()
+
+    def block() -> contextlib.AbstractContextManager[object]:
+        return guard.learning(
+            guarded, optimizers[guarded], lambda: iter([steps]),
+            lambda model, batch: ppo_terms(*guarded.policy(batch.observations, 0), batch, settings, normalise=False).loss,
+            predict=lambda model, batch: guarded.policy(batch.observations, 0)[0], likelihood="categorical",
+            train=lambda: improve(guarded, 0, optimizers[guarded], steps, once, generator), progress=False,
+        )  # fmt: skip
+
+    with block():
+        improve(guarded, 0, optimizers[guarded], steps, once, generator)
+    with inside:
+        inside.enter_context(block())
+        times: dict[GameNet, list[float]] = {plain: [], guarded: []}
+        for _ in range(10 * rounds):
+            for net, found in times.items():
+                found.append(seconds(lambda net=net: improve(net, 0, optimizers[net], steps, once, generator)))  # type: ignore[misc]
+    free, held = (min(found) for found in times.values())
+    print(
+        f"pull of EWC + AFEC, MinAtar's net, minibatches of {settings.batch // settings.minibatches}: "
+        f"{100 * (held / free - 1):.1f} % of a step of {1e3 * free / settings.minibatches:.1f} ms",
+        flush=True,
+    )
 
 
 def curves(file: Path, names: list[str], seeds: range, steps: int) -> None:
@@ -293,8 +333,13 @@ def main() -> None:
     if files := options.differences or ([options.curves] if options.curves else []):
         differences(files)
         return
+    print(
+        "goals: a whole iteration at least 1.3 × Stable-Baselines3's steps a second; EWC + AFEC at most 2.1 × fine-tuning; "
+        "the pull at most 10 % of a step"
+    )
     speed(options.games or ["CartPole", "Breakout", "Boxing"], options.rounds)
     guard_cost(options.rounds)
+    pull_cost(options.rounds)
 
 
 if __name__ == "__main__":

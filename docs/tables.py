@@ -22,7 +22,7 @@ A table stands below the comment that says what is in it, in TOML:
     <!-- end -->
 
 A method of another file is written `other/seeds.csv: ewc (λ=1)`; a difference with a name of its own is
-`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds, in per cent.
+`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds: accuracies in per cent, returns as they are.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from afec.experiments import SCORE_KINDS
 from afec.report.statistics import mean_and_std, number, paired_difference
 
 ROOT = Path(__file__).parent.parent
@@ -114,7 +115,8 @@ def plain_cell(seeds: Seeds, column: str) -> str:
     if column == "worst":
         return number(100 * min(values(seeds, "old_accuracy")), 0)
     mean, std = mean_and_std(values(seeds, column))
-    return number(100 * mean) + (f" ± {100 * std:.1f}" if len(seeds) > 1 else "")
+    factor = factor_of(seeds)
+    return number(factor * mean) + (f" ± {factor * std:.1f}" if len(seeds) > 1 else "")
 
 
 def difference_cell(row: dict[str, Any], ours: Seeds, theirs: Seeds, column: str) -> str:
@@ -122,9 +124,16 @@ def difference_cell(row: dict[str, Any], ours: Seeds, theirs: Seeds, column: str
     if ours.keys() != theirs.keys():
         raise TableError(f"{row['row']} has the seeds {sorted(ours)}, {row['minus']} has {sorted(theirs)}")
     found = paired_difference(values(ours, column), values(theirs, column))
-    low, high = (number(100 * (found.mean + sign * found.half_width), sign=True) for sign in (-1, 1))
-    mean = number(100 * found.mean, sign=True)
+    factor = factor_of(ours)
+    low, high = (number(factor * (found.mean + sign * found.half_width), sign=True) for sign in (-1, 1))
+    mean = number(factor * found.mean, sign=True)
     return f"{f'**{mean}**' if found.distinguishable else mean} ({low} to {high}; {found.won} of {found.pairs})"
+
+
+def factor_of(seeds: Seeds) -> float:
+    """What a score is shown times: an accuracy in per cent, a return as it is."""
+    kind = next(iter(seeds.values())).get("score", "")
+    return SCORE_KINDS[kind].factor if kind in SCORE_KINDS else 100
 
 
 def shown(method: str) -> str:

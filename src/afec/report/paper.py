@@ -10,7 +10,15 @@ from typing import Any
 
 from afec.lab import RunConfig
 
-__all__ = ["Published", "published", "published_after", "published_replay", "published_transfer"]
+__all__ = [
+    "Published",
+    "published",
+    "published_after",
+    "published_increase",
+    "published_replay",
+    "published_scratch",
+    "published_transfer",
+]
 
 REGRESSION = "cifar10-regression"
 TASKS = {"two-task": 2, "ten-task": 10}
@@ -51,6 +59,16 @@ def published_transfer(config: RunConfig) -> Published | None:
 def published_replay(config: RunConfig) -> Published | None:
     """The paper's average incremental accuracy, 20 exemplars a class."""
     return _of(_tables()["replay"].get(config.benchmark, {}), config)
+
+
+def published_increase(config: RunConfig) -> Published | None:
+    """By how many per cent the maximum of each new game is higher with AFEC: the paper's table of Atari."""
+    return _of(_tables()["increase"].get(config.benchmark, {}), config)
+
+
+def published_scratch(config: RunConfig) -> Published | None:
+    """The maximum of a game learned from random weights, divided by fine-tuning's, the mean over the games."""
+    return _of(_tables()["scratch"].get(config.benchmark, {}), config)
 
 
 def _regression(config: RunConfig) -> dict[str, list[float]]:

@@ -17,7 +17,14 @@ from afec.report.reading import Reading
 from afec.report.rows import Row
 from afec.report.statistics import mean_and_std
 
-__all__ = ["accumulated_figure", "evaluations_of", "has_evaluations", "learning_figure"]
+__all__ = [
+    "accumulated_figure",
+    "evaluations_of",
+    "finetune_maxima",
+    "has_evaluations",
+    "learning_figure",
+    "maxima_while_new",
+]
 
 NONE = "no finished run here was evaluated on the way (training.evaluations)"
 NO_FINETUNE = (
@@ -37,19 +44,47 @@ Floats = NDArray[np.float64]
 
 def evaluations_of(reading: Reading) -> Floats | None:
     """Evaluations in rows, games in columns, NaN for games not seen yet; None where the run has none, or no whole ones."""
+    found = _points(reading)
+    if not found:
+        return None
+    places = {place: at for at, place in enumerate(dict.fromkeys((game, update) for game, update, _, _ in found))}
+    array = np.full((len(places), max(evaluated for _, _, evaluated, _ in found)), np.nan)
+    for game, update, evaluated, value in found:
+        array[places[game, update], evaluated - 1] = value
+    return array
+
+
+def maxima_while_new(reading: Reading) -> Floats | None:
+    """The highest evaluation of each game while it was the one that was learned: the paper's "maximum reward" of a new task."""
+    own: dict[int, list[float]] = {}
+    for game, _, evaluated, value in _points(reading) or []:
+        if game == evaluated:
+            own.setdefault(game, []).append(value)
+    if not own or sorted(own) != list(range(1, len(own) + 1)):
+        return None
+    return maximum_of_each(np.array([[max(own[game]) for game in sorted(own)]]))
+
+
+def _points(reading: Reading) -> list[tuple[int, int, int, float]] | None:
+    """The game that was learned, after how many updates, the game that was evaluated, and its return."""
     file = reading.run.path / CURVE
     if not file.exists():
         return None
     try:
-        found = list(csv.DictReader(plain_text(file).splitlines()))
-        places = list(dict.fromkeys((int(row["game"]), int(row["update"])) for row in found))
-        array = np.full((len(places), max(int(row["evaluated"]) for row in found)), np.nan)
-        for row in found:
-            place = places.index((int(row["game"]), int(row["update"])))
-            array[place, int(row["evaluated"]) - 1] = float(row["return"])
-    except (OSError, ValueError, KeyError, TypeError, csv.Error, IndexError):
+        found = [
+            (int(row["game"]), int(row["update"]), int(row["evaluated"]), float(row["return"]))
+            for row in csv.DictReader(plain_text(file).splitlines())
+        ]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return None
-    return array
+    fits = all(game >= 1 and evaluated >= 1 and math.isfinite(value) for game, _, evaluated, value in found)
+    return found if fits else None
+
+
+def finetune_maxima(rows: Sequence[Row]) -> Floats | None:
+    """The maximum of each game under fine-tuning, the mean over its seeds: what returns are normalised by."""
+    free = [every for _, row, every in _known(rows) if row.config.method == "finetune" and not row.config.variant]
+    return np.mean([maximum_of_each(one) for one in free[0]], axis=0) if free else None
 
 
 def has_evaluations(rows: Sequence[Row]) -> bool:
@@ -94,10 +129,9 @@ def learning_figure(rows: Sequence[Row]) -> Figure:
 def accumulated_figure(rows: Sequence[Row]) -> Figure:
     """The normalised accumulated reward at every evaluation."""
     title, known = "Normalised accumulated reward", _known(rows)
-    free = [every for _, row, every in known if row.config.method == "finetune" and not row.config.variant]
-    if not known or not free:
+    maxima = finetune_maxima(rows)
+    if maxima is None:
         return Figure("accumulated", title, "", missing=NO_FINETUNE if known else NONE)
-    maxima = np.mean([maximum_of_each(one) for one in free[0]], axis=0)
     if not (maxima > 0).all():
         return Figure("accumulated", title, "", missing=NOT_POSITIVE)
     alike = [(place, row, every) for place, row, every in known if every[0].shape[1] == len(maxima)]

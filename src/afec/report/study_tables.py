@@ -1,4 +1,4 @@
-"""The tables of a study: results, the average after k tasks, AFEC's gain, decades of λ and dead units. Every seed as CSV."""
+"""The tables of a study: results, the average after k tasks, AFEC's gain, decades of λ, dead units, games; seeds as CSV."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from rich.console import Console
 
 from afec.experiments import ScoreKind
 from afec.lab.spec import FULL
+from afec.report.cells import best_place, paper_cell, score_cell
 from afec.report.comparison import Comparison, compare
 from afec.report.decade_table import decade_table
+from afec.report.game_tables import game_tables
 from afec.report.paper import Published, published, published_after, published_replay, published_transfer
 from afec.report.reading import Runs, mean
 from afec.report.rows import NO_MEMORY, Row, ordered, problems, rows_of
-from afec.report.statistics import mean_and_std, number
+from afec.report.statistics import number
 from afec.report.table import UNKNOWN, Cell, Column, Table, print_table
 from afec.report.unit_table import unit_table
 
@@ -82,6 +84,7 @@ def tables_of(rows: Sequence[Row], mark: str = "") -> list[Table]:
         differences(rows),
         decade_table(rows, where),
         unit_table(rows, where),
+        *game_tables(rows, where),
     )
     return [table for table in found if table is not None]
 
@@ -166,9 +169,9 @@ def _scores(
     lower: bool = False,
 ) -> Columns:
     """A column of scores, the best in bold, and beside it the paper's, where it has some."""
-    best, kind = _best(rows, values, lower=lower), rows[0].kind
+    best, kind = best_place(rows, values, lower=lower), rows[0].kind
     ours = (column, [score_cell(found, kind, best=place == best) for place, found in enumerate(values)])
-    paper = (Column(f"{column.name}, paper"), [_paper_cell(found) for found in papers])
+    paper = (Column(f"{column.name}, paper"), [paper_cell(found) for found in papers])
     return [ours, paper] if any(papers) else [ours]
 
 
@@ -272,22 +275,6 @@ def to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def score_cell(values: Sequence[float], kind: ScoreKind, *, best: bool = False) -> Cell:
-    """Mean ± standard deviation of scores, as their kind is shown."""
-    if not values or any(map(math.isnan, values)):
-        return UNKNOWN
-    average, std = mean_and_std(values)
-    spread = "" if math.isnan(std) else kind.shown(std)
-    return Cell(number(kind.factor * average, kind.digits), spread, sort=average, best=best)
-
-
-def _paper_cell(found: Published | None) -> Cell:
-    """As the paper prints it."""
-    if found is None:
-        return Cell("–", paper=True)
-    return Cell(f"{found.mean:.2f}", "" if found.std is None else f"{found.std:.2f}", sort=found.mean, paper=True)
-
-
 def _cost_cell(values: Sequence[float], digits: str = ".0f", end: str = "") -> Cell:
     average = mean(values)
     return UNKNOWN if math.isnan(average) else Cell(f"{average:{digits}}{end}", sort=average)
@@ -310,13 +297,3 @@ def _scale_note(scale: str) -> str:
 
 def _tasks(row: Row) -> int:
     return max((one.matrix.shape[1] for one in row.readings.values() if one.matrix is not None), default=0)
-
-
-def _best(rows: Sequence[Row], values: Sequence[Sequence[float]], *, lower: bool = False) -> int | None:
-    """Where the best mean is; bounds and references do not compete. None where one row does, or several share it."""
-    sign = -1 if lower else 1
-    means = [math.nan if row.config.reference else sign * mean(found) for row, found in zip(rows, values, strict=True)]
-    known = [(value, place) for place, value in enumerate(means) if not math.isnan(value)]
-    highest = max(known, default=(math.nan, 0))
-    alone = sum(value == highest[0] for value, _ in known) == 1
-    return highest[1] if len(known) > 1 and alone else None

@@ -176,7 +176,7 @@ def collect(net: GameNet, game: int, player: Player, steps: int, generator: torc
     rewards, real = np.zeros(shape, dtype=np.float32), np.ones(shape, dtype=np.bool_)
     terminated, ended = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
     log_probs, values, next_values = (torch.zeros(shape) for _ in range(3))
-    actions, observations = torch.zeros(shape, dtype=torch.int64), list[Tensor]()
+    actions, observations = torch.zeros(shape, dtype=torch.int64), _room_for(as_tensor(player.observations), steps)
     cut: dict[tuple[int, int], NDArray[np.generic]] = {}
     for step in range(steps):
         seen = as_tensor(player.observations)
@@ -185,7 +185,7 @@ def collect(net: GameNet, game: int, player: Player, steps: int, generator: torc
         # The index of the largest p/e, with e exponential, is a draw from p.
         draws = torch.empty_like(log).exponential_(generator=generator)
         chosen = (log - draws.log()).argmax(dim=1)
-        observations.append(seen)
+        observations[step] = seen
         actions[step], values[step] = chosen, value
         log_probs[step] = log.gather(1, chosen[:, None]).squeeze(1)
         moved = player.step(chosen.numpy())
@@ -199,7 +199,15 @@ def collect(net: GameNet, game: int, player: Player, steps: int, generator: torc
         for (step, place), value in zip(cut, net.policy(lasts.to(device), game)[1], strict=True):
             next_values[step, place] = value
     flags = (torch.from_numpy(part) for part in (rewards, terminated, ended, real))
-    return Rollout(torch.stack(observations), actions, log_probs, values, next_values, *flags)
+    return Rollout(observations, actions, log_probs, values, next_values, *flags)
+
+
+def _room_for(seen: Tensor, steps: int) -> Tensor:
+    """Room for so many observations of all environments, laid out in memory as these are: nothing is turned round."""
+    last = seen.dim() == 4 and seen.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    shape = steps * len(seen), *seen.shape[1:]
+    return torch.empty(shape, dtype=seen.dtype, memory_format=layout).unflatten(0, (steps, len(seen)))
 
 
 def advantages(
