@@ -167,7 +167,9 @@ def test_the_command_on_a_folder_of_transformers(tmp_path, capsys):
     place, text = language_model(tmp_path / "base"), tmp_path / "proxy.txt"
     text.write_text(TEXT)
     made = str(tmp_path / "made.safetensors")
-    assert main(["posterior", "make", place, "--text", str(text), "-o", made, "--no-mean", "--fisher", "empirical"]) == 0
+    assert (
+        main(["posterior", "make", place, "--text", str(text), "-o", made, "--no-mean", "--fisher", "empirical"]) == 0
+    )
     assert "transformer.wte.weight" in capsys.readouterr().out
     found = Posterior.load(made)
     assert (found.samples, found.checkpoint, found.mean) == (5, place, None)  # 80 tokens, 16 in a sample

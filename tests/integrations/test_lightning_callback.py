@@ -223,7 +223,9 @@ def test_resume_in_mid_epoch_is_as_if_never_interrupted(kind, tmp_path):
 def test_resume_in_mid_epoch_is_refused_where_the_next_batch_is_not_known(tmp_path):
     file, batches, module, _ = killed_in_mid_epoch("ewc", tmp_path, kept=False)
     resumed, fresh = Module(), guard("ewc")
-    with pytest.raises(ValueError, match="saved after 2 batches of an epoch, .* StatefulDataLoader.* exact_resume=False"):
+    with pytest.raises(
+        ValueError, match="saved after 2 batches of an epoch, .* StatefulDataLoader.* exact_resume=False"
+    ):
         trainer(callback(fresh), epochs=3).fit(resumed, batches, ckpt_path=file, weights_only=False)
     assert not fresh.in_task
     again = callback(guard("ewc"), exact_resume=False)

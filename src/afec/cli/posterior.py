@@ -128,5 +128,7 @@ def _tokens(place: str, contents: list[str], known: int) -> list[int]:
     if any(contents) and not tokens:
         raise ValueError(f"{place} has no tokenizer; put the model's beside it: tokenizer.save_pretrained({place!r})")
     if max(tokens, default=0) >= known:
-        raise ValueError(f"{place}: its tokenizer has a token {max(tokens)}, its model only {known}: not of one another")
+        raise ValueError(
+            f"{place}: its tokenizer has a token {max(tokens)}, its model only {known}: not of one another"
+        )
     return tokens
