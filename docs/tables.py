@@ -11,6 +11,7 @@ A table stands below the comment that says what is in it, in TOML:
                                                   a name that the file does not have is a text that rows bring
     heads = { aac = "both (AAC)" }                other headings
     where = { benchmark = "digits" }              only lines with these values; a row may have its own, which is added
+    digits = 2                                    numbers as they are, and not in per cent: losses, perplexities
     cells = { GELU = { tasks = "…" } }            columns of `of` (AAC if not said), each of the lines with these values
     rows = [
       "finetune",                                 the method, as the file has it
@@ -22,7 +23,8 @@ A table stands below the comment that says what is in it, in TOML:
     <!-- end -->
 
 A method of another file is written `other/seeds.csv: ewc (λ=1)`; a difference with a name of its own is
-`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds: accuracies in per cent, returns as they are.
+`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds: accuracies in
+per cent, returns, and all numbers where `digits` is given, as they are.
 """
 
 from __future__ import annotations
@@ -96,18 +98,26 @@ def cell_of(spec: dict[str, Any], row: dict[str, Any], column: str) -> str:
     if column in MADE or any(column in line for line in lines_of(file)):
         found = {key: seeds_of(file, row[key], where) for key in ("row", "minus") if key in row}
         if "minus" in row:
-            return difference_cell(row, found["row"], found["minus"], column)
+            return difference_cell(row, found["row"], found["minus"], column, spec.get("digits"))
         if column == "compute":
-            unit = fmean(values(seeds_of(file, "finetune", where), "samples"))
-            return f"{fmean(values(found['row'], 'samples')) / unit:.2f} ×"
-        return plain_cell(found["row"], column)
+            one = fmean(values(seeds_of(file, "finetune", where), "samples"))
+            return f"{fmean(values(found['row'], 'samples')) / one:.2f} ×"
+        return plain_cell(found["row"], column, spec.get("digits"))
     if not any(isinstance(one, dict) and column in one for one in spec["rows"]):
         raise TableError(f"results/{file} has no column {column!r}, and no row brings a text of that name")
     return ""
 
 
-def plain_cell(seeds: Seeds, column: str) -> str:
+def unit(seeds: Seeds, digits: int | None) -> tuple[float, int]:
+    """What numbers are multiplied by, and how many digits they have: an accuracy is in per cent, a return as it is."""
+    kind = next(iter(seeds.values())).get("score", "")
+    factor = SCORE_KINDS[kind].factor if kind in SCORE_KINDS else 100
+    return (factor, 1) if digits is None else (1, digits)
+
+
+def plain_cell(seeds: Seeds, column: str, digits: int | None) -> str:
     """The mean of one method over its seeds."""
+    scale, digits = unit(seeds, digits)
     if column == "epochs":
         return f"{fmean(values(seeds, 'epochs')):.0f}"
     if column in PROTOCOL:
@@ -115,25 +125,18 @@ def plain_cell(seeds: Seeds, column: str) -> str:
     if column == "worst":
         return number(100 * min(values(seeds, "old_accuracy")), 0)
     mean, std = mean_and_std(values(seeds, column))
-    factor = factor_of(seeds)
-    return number(factor * mean) + (f" ± {factor * std:.1f}" if len(seeds) > 1 else "")
+    return number(scale * mean, digits) + (f" ± {scale * std:.{digits}f}" if len(seeds) > 1 else "")
 
 
-def difference_cell(row: dict[str, Any], ours: Seeds, theirs: Seeds, column: str) -> str:
+def difference_cell(row: dict[str, Any], ours: Seeds, theirs: Seeds, column: str, digits: int | None) -> str:
     """The difference of two methods in points, with Student's 95 % interval and the seeds won; bold where zero is outside."""
     if ours.keys() != theirs.keys():
         raise TableError(f"{row['row']} has the seeds {sorted(ours)}, {row['minus']} has {sorted(theirs)}")
     found = paired_difference(values(ours, column), values(theirs, column))
-    factor = factor_of(ours)
-    low, high = (number(factor * (found.mean + sign * found.half_width), sign=True) for sign in (-1, 1))
-    mean = number(factor * found.mean, sign=True)
+    scale, digits = unit(ours, digits)
+    low, high = (number(scale * (found.mean + sign * found.half_width), digits, sign=True) for sign in (-1, 1))
+    mean = number(scale * found.mean, digits, sign=True)
     return f"{f'**{mean}**' if found.distinguishable else mean} ({low} to {high}; {found.won} of {found.pairs})"
-
-
-def factor_of(seeds: Seeds) -> float:
-    """What a score is shown times: an accuracy in per cent, a return as it is."""
-    kind = next(iter(seeds.values())).get("score", "")
-    return SCORE_KINDS[kind].factor if kind in SCORE_KINDS else 100
 
 
 def shown(method: str) -> str:

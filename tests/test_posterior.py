@@ -141,3 +141,65 @@ def test_the_command(base, tmp_path, monkeypatch, capsys):
     assert "2.bias" in capsys.readouterr().out
     assert main(["posterior", "show", "base.pt"]) == 2
     assert main(["posterior", "make", "mine.py:nothing"]) == 2
+
+
+TEXT = "one two three four five six seven eight " * 10
+
+
+def language_model(folder, words=8, tokenizer=True):
+    """A folder as `save_pretrained` leaves it: a GPT-2 of 16 positions, and a tokenizer of numbers."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    sizes = {"vocab_size": words + 1, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    if tokenizer:
+        known = {word: number for number, word in enumerate(["<unknown>", *TEXT.split()[:8]])}
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<unknown>"))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_command_on_a_folder_of_transformers(tmp_path, capsys):
+    """No --length: as many tokens as the model takes. The file is what a guard measures of the same batches by itself."""
+    place, text = language_model(tmp_path / "base"), tmp_path / "proxy.txt"
+    text.write_text(TEXT)
+    made = str(tmp_path / "made.safetensors")
+    assert (
+        main(["posterior", "make", place, "--text", str(text), "-o", made, "--no-mean", "--fisher", "empirical"]) == 0
+    )
+    assert "transformer.wte.weight" in capsys.readouterr().out
+    found = Posterior.load(made)
+    assert (found.samples, found.checkpoint, found.mean) == (5, place, None)  # 80 tokens, 16 in a sample
+
+    from transformers import GPT2LMHeadModel
+
+    from afec.integrations.transformers import causal_language_model
+
+    model = GPT2LMHeadModel.from_pretrained(place)
+    rows = torch.tensor([1 + number % 8 for number in range(80)]).reshape(5, 16)
+    guard = afec.EWC(1.0, fisher="empirical")
+    with guard.learning(model, None, [{"input_ids": rows, "labels": rows}], **causal_language_model()):
+        pass
+    for name, value in guard.state_dict()["states"]["ewc"]["precision"].items():
+        torch.testing.assert_close(found.precision[name], value)
+    assert afec.EWC(30.0).load_posterior(made, GPT2LMHeadModel.from_pretrained(place)).samples == 5
+
+
+def test_what_the_command_says_of_folders_that_do_not_fit(tmp_path, capsys):
+    text, other = tmp_path / "proxy.txt", tmp_path / "latin.txt"
+    text.write_text(TEXT)
+    other.write_bytes(b"\xff\xfe\xfd")
+    base = language_model(tmp_path / "base")
+    for words, place, options in [
+        ("give --text FILE", base, []),
+        ("takes at most 16 tokens", base, ["--text", str(text), "--length", "17"]),
+        ("latin.txt is no text in UTF-8", base, ["--text", str(other)]),
+        ("has no tokenizer", language_model(tmp_path / "bare", tokenizer=False), ["--text", str(text)]),
+        ("a token 8, its model only 5", language_model(tmp_path / "small", words=4), ["--text", str(text)]),
+    ]:
+        assert main(["posterior", "make", place, *options, "-o", str(tmp_path / "none")]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "none").exists()

@@ -59,6 +59,8 @@ def learned(guard, tasks=2, model=None, course=None):
         mark(f"before {number}")
         task = None if guard is None else guard.begin(model, optimizer, batch, nn.CrossEntropyLoss(), seed=0)
         mark(f"entered {number}")
+        if task is not None:
+            task.epoch()
         steps(model, optimizer, batch)
         mark(f"learned {number}")
         if task is not None:
@@ -81,6 +83,7 @@ GUARDS = {
     "rwalk": (lambda: afec.RWALK(1.0), 6),
     "ewc+afec": (lambda: both(), 5),
     "ewc+afec main": (lambda: both(expand_from="main"), 4),
+    "ewc+afec carry": (lambda: both(expand_from="carry"), 5),
     "ewc+afec bfloat16": (lambda: both(BFLOAT16, **BFLOAT16), 4),
     "ewc+afec bfloat16 main": (lambda: both(BFLOAT16, **BFLOAT16, expand_from="main"), 3),
 }
@@ -129,6 +132,20 @@ def test_a_small_net_keeps_what_makes_its_steps_fast_and_check_says_so(name):
     assert report.memory.total == pytest.approx(taken, rel=0.1)
     assert set(report.memory.parts) & {"D", "c"} == ({"D"} if name == "ewc" else {"D", "c"})
     assert taken == pytest.approx((copies + (1 if name == "ewc" else 2)) * report.memory.weights, rel=0.02)
+
+
+@pytest.mark.parametrize("expand_from", ["init", "main", "carry"])
+@pytest.mark.parametrize("own", [None, lambda params: optim.SGD(params, 0.1, momentum=0.9)], ids=["Adam", "momentum"])
+def test_an_expansion_epoch_by_epoch_is_counted_with_its_optimiser(own, expand_from):
+    def make():
+        options = {"schedule": "interleaved", "optimizer": own, "expand_from": expand_from, "fisher": "empirical"}
+        return afec.EWC(100.0, fisher="empirical") + afec.AFEC(0.5, **options)
+
+    model = net()
+    report = make().check(model, optim.Adam(model.parameters(), 1e-3), data(1), nn.CrossEntropyLoss(), seconds=0.1)
+    taken = course_of(make()).at("learned 2") - course_of(None).at("learned 2")
+    assert report.memory.parts["afec the optimiser of θ_e"] == (2 if own is None else 1) * report.memory.weights
+    assert report.memory.total == pytest.approx(taken, rel=0.1)
 
 
 @pytest.mark.parametrize("name", [*GUARDS, "three terms"])

@@ -171,6 +171,69 @@ def test_resume_is_as_if_never_interrupted(kind, tmp_path):
             assert torch.equal(fresh.state_dict()["states"]["ewc"][part][name], value)
 
 
+class Stateful(torch.utils.data.DataLoader):
+    """Knows which batch comes next, as torchdata's StatefulDataLoader does."""
+
+    given = 0
+
+    def __iter__(self):
+        for number, batch in enumerate(super().__iter__()):
+            if number >= self.given:
+                self.given = number + 1
+                yield batch
+        self.given = 0
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+
+def killed_in_mid_epoch(kind, folder, kept):
+    """A checkpoint after the fifth step of three an epoch, and what came of the module and the guard that were not killed."""
+
+    def batches(number):
+        tensors = torch.utils.data.TensorDataset(*data(number))
+        return (Stateful if kept else torch.utils.data.DataLoader)(tensors, 8)
+
+    module, own = Module(), guard(kind)
+    trainer(callback(own)).fit(module, batches(1))
+    module.trainer = None
+    broken, other = copy.deepcopy(module), guard(kind)
+    other.load_state_dict(copy.deepcopy(own.state_dict()))
+    trainer(callback(own), epochs=3).fit(module, batches(2))
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=5)
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        trainer(saver, Failing(5), callback(other), epochs=3, enable_checkpointing=True).fit(broken, batches(2))
+    return str(folder / "last.ckpt"), batches(2), module, own
+
+
+@pytest.mark.parametrize("kind", ["ewc+afec", "interleaved"])
+def test_resume_in_mid_epoch_is_as_if_never_interrupted(kind, tmp_path):
+    file, batches, module, own = killed_in_mid_epoch(kind, tmp_path, kept=True)
+    resumed, fresh = Module(), guard(kind)
+    trainer(callback(fresh), epochs=3).fit(resumed, batches, ckpt_path=file, weights_only=False)
+    assert equal(resumed, module)
+    for part in ("mean", "precision"):
+        for name, value in own.state_dict()["states"]["ewc"][part].items():
+            assert torch.equal(fresh.state_dict()["states"]["ewc"][part][name], value)
+
+
+def test_resume_in_mid_epoch_is_refused_where_the_next_batch_is_not_known(tmp_path):
+    file, batches, module, _ = killed_in_mid_epoch("ewc", tmp_path, kept=False)
+    resumed, fresh = Module(), guard("ewc")
+    with pytest.raises(
+        ValueError, match="saved after 2 batches of an epoch, .* StatefulDataLoader.* exact_resume=False"
+    ):
+        trainer(callback(fresh), epochs=3).fit(resumed, batches, ckpt_path=file, weights_only=False)
+    assert not fresh.in_task
+    again = callback(guard("ewc"), exact_resume=False)
+    trainer(again, epochs=3).fit(resumed, batches, ckpt_path=file, weights_only=False)
+    assert again.guard.tasks_done == 2
+    assert not equal(resumed, module)  # Lightning gave the first batch again
+
+
 def test_a_strength_that_follows_the_validation_loss():
     class Validating(Module):
         def validation_step(self, batch, number):

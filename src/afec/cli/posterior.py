@@ -27,7 +27,10 @@ def make(
     text: Annotated[list[Path] | None, typer.Option(help="A text file; may be given several times.")] = None,
     fisher: Annotated[str, typer.Option(help="auto, exact, sample, empirical, batched.")] = "auto",
     samples: Annotated[int | None, typer.Option(min=1, help="On how many samples; all if not given.")] = None,
-    length: Annotated[int, typer.Option(min=2, help="Of --text: tokens in a sample.")] = 128,
+    length: Annotated[
+        int | None,
+        typer.Option(min=2, help="Of --text: tokens in a sample; 128 if not given, or as many as the model takes."),
+    ] = None,
     checkpoint: Annotated[str, typer.Option(help="What people call these weights.")] = "",
     mean: Annotated[
         bool, typer.Option(help="Whether the weights are in the file; without, others need the same checkpoint.")
@@ -77,6 +80,8 @@ def show(file: Annotated[Path, typer.Argument(help="A file that `make` or guard.
 def _arguments(place: str) -> dict[str, Any]:
     from afec.naming import load_object
 
+    if Path(place).is_dir():
+        raise ValueError(f"{place} is a folder: of a language model in it, give --text FILE, what it must not forget")
     made = load_object(place)()
     if isinstance(made, dict):
         return made
@@ -85,19 +90,45 @@ def _arguments(place: str) -> dict[str, Any]:
     return dict(zip(("model", "data", "loss_fn"), made, strict=True))
 
 
-def _language_model(place: str, texts: list[Path], length: int) -> dict[str, Any]:
+def _language_model(place: str, texts: list[Path], length: int | None) -> dict[str, Any]:
     import torch
 
     from afec.integrations.transformers import causal_language_model
 
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise ImportError(f"--text needs transformers ({error}): pip install 'afec[transformers]'") from error
-    tokenizer = AutoTokenizer.from_pretrained(place)
-    tokens = [token for path in texts for token in tokenizer(path.read_text(), verbose=False)["input_ids"]]
+    contents = [_read(path) for path in texts]  # before anything large is loaded
+    model = AutoModelForCausalLM.from_pretrained(place)
+    most = getattr(model.config, "max_position_embeddings", None)
+    if length is not None and most is not None and length > most:
+        raise ValueError(f"--length {length}: {place} takes at most {most} tokens")
+    length = min(128, most or 128) if length is None else length
+    tokens = _tokens(place, contents, model.get_input_embeddings().num_embeddings)
     rows = torch.tensor(tokens[: len(tokens) // length * length]).reshape(-1, length)
     if len(rows) == 0:
         raise ValueError(f"the texts have {len(tokens)} tokens, fewer than one sample of --length {length}")
     batches = [{"input_ids": part, "labels": part} for part in torch.split(rows, 8)]
-    return {"model": AutoModelForCausalLM.from_pretrained(place), "data": batches, **causal_language_model()}
+    return {"model": model, "data": batches, **causal_language_model()}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+
+
+def _tokens(place: str, contents: list[str], known: int) -> list[int]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    tokens = [token for content in contents for token in tokenizer(content, verbose=False)["input_ids"]]
+    if any(contents) and not tokens:
+        raise ValueError(f"{place} has no tokenizer; put the model's beside it: tokenizer.save_pretrained({place!r})")
+    if max(tokens, default=0) >= known:
+        raise ValueError(
+            f"{place}: its tokenizer has a token {max(tokens)}, its model only {known}: not of one another"
+        )
+    return tokens

@@ -6,6 +6,7 @@ from afec.guard.expansion import (
     NO_OPTIMIZER,
     OptimizerFactory,
     learns_something,
+    optimizer_bytes,
     optimizers_for_theta_e,
     train_theta_e,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "checked_weight",
     "learns_something",
     "load",
+    "optimizer_bytes",
     "optimizers_for_theta_e",
     "option",
     "precision_bytes",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import time
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.optim import LBFGS, Optimizer
 from afec.fisher.shards import local
 from afec.guard.borrow import unwrapped_optimizer
 from afec.guard.checksum import checksum
+from afec.guard.memory import bytes_of
 from afec.guard.task import GuardedTask
 from afec.progress import progress_bar
 from afec.randomness import forked
@@ -26,6 +28,7 @@ __all__ = [
     "NO_OPTIMIZER",
     "OptimizerFactory",
     "learns_something",
+    "optimizer_bytes",
     "optimizers_for_theta_e",
     "rebuilt",
     "train_theta_e",
@@ -83,6 +86,34 @@ def rebuilt(optimizer: Optimizer, *, from_initial_lr: bool = True) -> Optimizer:
             settings["lr"] = lr.clone() if isinstance(lr, Tensor) else lr
         twin.param_groups.append(settings)
     return twin
+
+
+def optimizer_bytes(task: GuardedTask, factory: OptimizerFactory | None) -> int:
+    """What θ_e's optimisers keep between their epochs, seen on new ones of the same class over one small weight.
+
+    One whose constructor asks for more than its settings is not counted.
+    """
+    small = nn.Parameter(torch.zeros(8, 8))
+    small.grad = torch.zeros_like(small)
+    if factory is not None:
+        found = [(factory([small]), [p for p in task.model.parameters() if p.requires_grad])]
+    else:
+        found = []
+        for one in map(unwrapped_optimizer, task.current_optimizers()):
+            asked = inspect.signature(type(one)).parameters
+            settings = {key: value for key, value in one.defaults.items() if key in asked}
+            with suppress(TypeError):
+                found.append(
+                    (type(one)([small], **settings), [p for group in one.param_groups for p in group["params"]])
+                )
+    total = 0
+    for optimizer, weights in found:
+        if any(one is not small for group in optimizer.param_groups for one in group["params"]):
+            continue  # a factory that does not take what it is given
+        optimizer.step(lambda: 0.0)
+        kept = [value for value in optimizer.state[small].values() if isinstance(value, Tensor) and value.dim()]
+        total += sum(value.numel() for value in kept) * bytes_of(weights) // small.numel()
+    return total
 
 
 def train_theta_e(task: GuardedTask, optimizers: Sequence[Optimizer], epochs: range, until: float = math.inf) -> None:

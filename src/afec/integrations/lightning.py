@@ -36,6 +36,8 @@ class GuardCallback(Callback):
         data: what θ_e and the Fisher are learned from; by default the trainer's own training data.
         clip_pull: whether the trainer's gradient clipping clips the pull as well; by default the task's gradient only.
         epoch_loss: the logged metric, such as `"val_loss"`, that a strength of `auto` follows from epoch to epoch.
+        exact_resume: whether a checkpoint from the middle of an epoch is refused where Lightning would begin the data of that
+            epoch anew: it can only find the next batch of loaders that have `state_dict` and `load_state_dict`.
         options: as in `guard.learning`: predict, likelihood, split, class_axis, mask, batch_size, progress, train, evaluate.
     """
 
@@ -47,11 +49,12 @@ class GuardCallback(Callback):
         data: Any = None,
         clip_pull: bool = False,
         epoch_loss: str | None = None,
+        exact_resume: bool = True,
         **options: Any,
     ) -> None:
         super().__init__()
         self.guard, self.loss_fn, self.data = guard, loss_fn, data
-        self.clip_pull, self.epoch_loss = clip_pull, epoch_loss
+        self.clip_pull, self.epoch_loss, self.exact_resume = clip_pull, epoch_loss, exact_resume
         self._fit = GuardedFit(guard, options)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -86,6 +89,20 @@ class GuardCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The guard is as it was before this fit."""
         self._fit.abort()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Refuse what would be learned twice, and what never."""
+        fit = checkpoint.get("loops", {}).get("fit_loop", {})
+        batches = fit.get("epoch_loop.batch_progress", {})
+        done = batches.get("current", {}).get("ready", 0)
+        known = bool(fit.get("state_dict", {}).get("combined_loader"))  # where the loaders are
+        if trainer.training and self.exact_resume and done and not batches.get("is_last_batch") and not known:
+            raise ValueError(
+                f"this checkpoint was saved after {done} batches of an epoch, and does not say where the data were: Lightning "
+                f"would give the first {done} again and never the last. Resume from a checkpoint of the end of an epoch "
+                "(ModelCheckpoint(every_n_epochs=1)), and for the next time use a loader with state_dict and load_state_dict "
+                "(torchdata's StatefulDataLoader). Where it does not matter, GuardCallback(…, exact_resume=False) goes on"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The guard's part of a checkpoint."""

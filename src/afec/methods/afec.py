@@ -33,6 +33,7 @@ from afec.guard import (
     checked_weight,
     learns_something,
     load,
+    optimizer_bytes,
     optimizers_for_theta_e,
     option,
     precision_bytes,
@@ -177,7 +178,9 @@ class AFEC(FisherFields, OptionTerm):
                 self._learn(task)
             if any(term.asks_alone for term in task.terms):
                 task.alone = task.now_alone()
-            return {"kept": self._kept_after(task, kept), **self._posterior(task, "sequential")}
+            posterior = self._posterior(task, "sequential")
+            carries = self.expand_from == "carry"
+            return {"kept": self._theta_e(task, posterior) if carries else kept, **posterior}
 
     def first_weights(self, task: GuardedTask, task_state: State, total: Quadratic | Derived) -> dict[str, Tensor]:
         """The merged weights, where θ is to start from them."""
@@ -193,8 +196,9 @@ class AFEC(FisherFields, OptionTerm):
             load(task.model, task_state["theta_e"])
             new = {"epochs": task_state["epochs"] + 1, **self._learn_one_epoch(task, task_state)}
             posterior = self._posterior(task, "interleaved", task_state["epochs"])
-            kept = self._kept_after(task, task_state["kept"])
-            return {"kept": kept, "theta_e": snapshot(task.model), **new, **posterior}
+            theta_e = self._theta_e(task, posterior)
+            kept = theta_e if self.expand_from == "carry" else task_state["kept"]
+            return {"kept": kept, "theta_e": theta_e, **new, **posterior}
 
     def acts_later(self, task_state: State) -> bool:
         """Under the interleaved schedule, from the second task on."""
@@ -224,7 +228,9 @@ class AFEC(FisherFields, OptionTerm):
             return TermBytes({} if self.expand_from == "main" else {"start": every})
         own = {"θ_e": bytes_of(weights), "F_e": precision_bytes(weights, self.store)}
         if self.schedule == "interleaved":
-            own["θ_e as it is trained"] = every
+            own["the rest of θ_e"] = max(0, every - own["θ_e"])
+            if self.expand is None:
+                own["the optimiser of θ_e"] = optimizer_bytes(task, self.optimizer)
         kept = {} if self.expand_from == "main" else {"start": every}
         return TermBytes(kept, own, pulls=True, measures=True, expands=True)
 
@@ -255,8 +261,11 @@ class AFEC(FisherFields, OptionTerm):
     def _start(self, task: GuardedTask, kept: dict[str, Tensor]) -> dict[str, Tensor]:
         return snapshot(task.model) if self.expand_from == "main" else kept
 
-    def _kept_after(self, task: GuardedTask, kept: dict[str, Tensor]) -> dict[str, Tensor]:
-        return self.at_rest(kept=snapshot(task.model))["kept"] if self.expand_from == "carry" else kept
+    def _theta_e(self, task: GuardedTask, posterior: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """All of θ_e, buffers and unguarded weights too, to go on from; of what its posterior has there is no second copy."""
+        mean = posterior["mean"]
+        rest = snapshot(task.model, {name for name, _ in trained(task.model) if name not in mean})
+        return self.at_rest(kept=mean | rest)["kept"]
 
     def _learn(self, task: GuardedTask) -> None:
         if self.epochs is None:
