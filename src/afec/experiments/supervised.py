@@ -33,7 +33,7 @@ OF_METHOD = "method"
 """The value of `classifier` that leaves it to the method: `linear`, if it does not say another."""
 READOUT = {"zero_heads": False, "classifier": "linear"}
 """The options of [net] that every net has, and their defaults; `classifier` is that of the scenario `class`."""
-UNSAID = {"activation": "relu"}
+UNSAID = {"activation": "relu", "stem_stride": 1}
 """Options of nets that are younger than runs which are to stay the same: a configuration leaves them out at these values."""
 
 
