@@ -149,7 +149,11 @@ class AFEC(FisherFields, OptionTerm):
 
     def not_on_shards(self) -> str | None:
         """The mean of a flat F_e, which is over all weights."""
-        return None if self.fisher_form is None else f'AFEC with fisher_form="{self.fisher_form}" does not work on the parts'
+        return (
+            None
+            if self.fisher_form is None
+            else f'AFEC with fisher_form="{self.fisher_form}" does not work on the parts'
+        )
 
     def lacks(self, task: GuardedTask) -> str | None:
         """How θ_e is to be trained, if nobody said so, and by which optimiser; or a likelihood, for a Fisher that needs one."""

@@ -129,7 +129,9 @@ class ResNet32(_Residual):
     ) -> None:
         _check("resnet32", kind)
         if stem_stride not in (1, 2):
-            raise ValueError(f"resnet32 got stem_stride={stem_stride!r}; it is 1, or 2 for maps of half the height and width")
+            raise ValueError(
+                f"resnet32 got stem_stride={stem_stride!r}; it is 1, or 2 for maps of half the height and width"
+            )
         check_options("resnet32", 4 * stem_stride, channels=channels, size=size, width=width)
         counts, before, blocks = (5, 5, 5), width, list[_Block]()
         for stage, count in enumerate(counts):
