@@ -137,9 +137,9 @@ class Supervised(MethodExperiment):
         measured = [task for _, task in tasks]
         some = any(task.validation is None for task in measured)  # then no mean over the tasks means anything
         validations = [math.nan] * len(measured) if some else self.learner.evaluate(measured, "validation")
-        found = zip(tasks, validations, self.learner.evaluate(measured, "test"), strict=True)
+        found = zip(tasks, validations, self.learner.scores(measured, "test"), strict=True)
         return [
-            Score(after, number, task.name, validation, test, task.test.size)
+            Score(after, number, task.name, validation, test.accuracy, test.size, test.answers)
             for (number, task), validation, test in found
         ]
 
