@@ -71,7 +71,7 @@ def test_the_summary_has_every_number_under_its_name():
         function = getattr(metrics, name)
         assert value == (function(A, SCRATCH) if name == "fwt_vs_scratch" else function(A))
         assert type(value) is float
-    of_classes = {"average_incremental_accuracy", "class_summary", "old_class_accuracy", "pooled_curve"}
+    of_classes = {"average_incremental_accuracy", "class_summary", "confusion", "old_class_accuracy", "pooled_curve"}
     scalars = set(metrics.__all__) - {"aac_curve", "new_task_accuracy", "empty_matrix", "summary"} - of_classes
     scalars -= {"ANY", "FRACTION", "Limits", "accumulated_reward", "forgetting_of_each", "maximum_of_each"}
     assert set(result) == scalars
@@ -254,6 +254,14 @@ def test_sizes_that_cannot_be(sizes):
 # -- scores that may be any number ----------------------------------------------------------------------------------
 
 RETURNS = np.array([[-9.0, -8.0], [30.0, -7.0], [-20.0, 1500.0]])
+
+
+def test_the_confusion_matrix_by_phase_by_hand():
+    found = metrics.confusion([[3, 1], [2, 6]])
+    assert found.tolist() == [[0.75, 0.25], [0.25, 0.75]]
+    for wrong in ([[1, 2]], [[1, 1], [0, 0]], [[2, -1], [1, 1]], [[float("nan")]]):
+        with pytest.raises(ValueError, match="needs a square matrix of counts"):
+            metrics.confusion(wrong)
 
 
 def test_returns_by_hand():

@@ -31,6 +31,7 @@ __all__ = [
     "average_incremental_accuracy",
     "bwt",
     "class_summary",
+    "confusion",
     "empty_matrix",
     "forgetting",
     "forgetting_of_each",
@@ -156,6 +157,24 @@ def old_class_accuracy(A: ArrayLike, sizes: ArrayLike) -> float:  # noqa: N803
     """The accuracy over the classes of all tasks but the last, after the last; that of the new classes is `new_accuracy`."""
     matrix, counts = _matrix(A), _sizes(A, sizes)
     return float(matrix[-1, :-1] @ counts[:-1] / counts[:-1].sum()) if len(counts) > 1 else float("nan")
+
+
+def confusion(answers: ArrayLike) -> Floats:
+    """The confusion matrix by phase: what part of each phase's test images (rows) was given a class of each phase (columns).
+
+    An image on the diagonal is not always right: its class may be another one of the same phase.
+
+    Args:
+        answers: how many images they are, in a square matrix.
+    """
+    counts = np.asarray(answers, dtype=np.float64)
+    square = counts.ndim == 2 and counts.shape[0] == counts.shape[1]
+    if not square or not np.isfinite(counts).all() or not ((counts >= 0).all() and (counts.sum(axis=1) >= 1).all()):
+        raise ValueError(
+            f"answers is {counts.tolist()}; it needs a square matrix of counts, with the phases that images belong to in rows "
+            "and those that were answered in columns, and an image at least in each row"
+        )
+    return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
 def class_summary(A: ArrayLike, sizes: ArrayLike) -> dict[str, float]:  # noqa: N803

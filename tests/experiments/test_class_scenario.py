@@ -418,3 +418,36 @@ def test_batch_norm_on_real_images(net, tmp_path):
     run_until(phase("theta_e"), config, tmp_path / "stopped", place=Place(data=REAL))
     again = run(config, 0, tmp_path / "stopped", place=Place(data=REAL))
     assert (again.path / "scores.csv").read_bytes() == (found.path / "scores.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_on_cifar_the_pull_of_afec_changes_weights_and_answers_and_nothing_before_it(tmp_path):
+    """λ_e = 0 is plain replay bit for bit; λ_e = 1 has the same base phase, and another net after the next one."""
+    if not any(REAL.glob("cifar-100-python*")):
+        pytest.skip("AFEC_DATA has no cifar-100-python")
+    small = {
+        "stream": {"sizes": [10, 5], "images_per_class": 60},
+        "net": {"width": 4},
+        "training": {"batch_size": 32, "max_epochs": 4},
+    }
+    found = {}
+    for name, settings in (
+        ("plain", {}), ("off", {"afec": {"forgetting": 0}}), ("on", {"afec": {"forgetting": 1}})
+    ):  # fmt: skip
+        method = {"icarl": {"per_class": 5}, **settings}
+        config = resolve(load_benchmark("cifar100-b50-5"), "+".join(method), "brief", {**small, "method": method})
+        one = run(config, 0, tmp_path, place=Place(data=REAL))
+        with data_root_is(REAL):
+            stream, learner = learner_of(config, 0)
+        learner.load(one.path / LEARNER)
+        weights = torch.cat([value.flatten().double() for value in learner.net.backbone.parameters()])
+        answers = torch.cat([learner.predict(task.test.inputs, task) for task in stream.tasks])
+        found[name] = one.matrix(), weights, answers
+    base = [matrix[1, 0] for matrix, *_ in found.values()]
+    assert base[0] == base[1] == base[2]
+    assert base[0] > 0.1, "the base phase has learned nothing"
+    assert torch.equal(found["plain"][1], found["off"][1])
+    assert torch.equal(found["plain"][2], found["off"][2])
+    assert not torch.equal(found["plain"][1], found["on"][1])
+    assert (found["plain"][2] != found["on"][2]).float().mean() > 0.02
+    assert found["plain"][0][-1].tolist() != found["on"][0][-1].tolist()

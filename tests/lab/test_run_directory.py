@@ -50,7 +50,7 @@ def test_the_files_are_those_that_the_docstring_names(finished):
 
 def test_scores_csv(finished):
     lines = list(csv.reader((finished.path / "scores.csv").read_text().splitlines()))
-    assert tuple(lines[0]) == COLUMNS == ("after", "task", "name", "validation", "test", "size")
+    assert tuple(lines[0]) == COLUMNS == ("after", "task", "name", "validation", "test", "size", "answers")
     assert [(int(after), int(task)) for after, task, *_ in lines[1:]] == [(a, t) for a in range(6) for t in range(1, 6)]
     assert all(re.fullmatch(r"[01]\.\d{6}", number) for line in lines[1:] for number in line[3:5])
     assert all(line[2].startswith("digits ") for line in lines[1:])
@@ -162,6 +162,12 @@ def test_a_score_survives_the_file(tmp_path):
     (found,) = directory.scores()
     assert np.isnan(found.validation)
     assert (found.test, found.size) == (-1234.5, 10)
+    answered = [Score(2, 1, "a", float("nan"), 0.5, 4, (3, 1)), Score(2, 2, "b", float("nan"), 0.5, 2, (0, 2))]
+    directory.write_scores(answered)
+    assert [one.answers for one in directory.scores()] == [(3, 1), (0, 2)]
+    file = directory.path / "scores.csv"
+    file.write_text("after,task,name,validation,test,size\n1,1,a,,0.5,4\n")  # as earlier versions wrote it
+    assert directory.scores()[0].answers == ()
 
 
 # -- the configuration and its hash -------------------------------------------------------------------------------

@@ -32,6 +32,20 @@ def test_resnet32_has_31_convolutions_and_four_maps():
     assert net.out_features == 64
 
 
+def test_a_stem_of_stride_two_halves_all_maps_and_no_weight():
+    plain, net = made("resnet32", width=4), made("resnet32", width=4, stem_stride=2)
+    assert {name: value.shape for name, value in net.state_dict().items()} == {
+        name: value.shape for name, value in plain.state_dict().items()
+    }
+    with torch.no_grad():
+        maps = net.eval().maps(torch.zeros(2, 3, 32, 32))
+    assert [tuple(one.shape[1:]) for one in maps] == [(4, 16, 16), (8, 8, 8), (16, 4, 4), (16, 4, 4)]
+    with pytest.raises(ValueError, match=r"resnet32 got stem_stride=3; it is 1, or 2 for maps of half"):
+        made("resnet32", stem_stride=3)
+    with pytest.raises(ValueError, match="resnet32 needs channels >= 1, size >= 8"):
+        made("resnet32", size=7, stem_stride=2)
+
+
 def test_the_kind_of_lucir_has_convolutions_beside_its_strides_and_three_maps():
     net, plain = made("resnet32", kind="lucir"), made("resnet32")
     assert weights_of(net) - weights_of(plain) == 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64

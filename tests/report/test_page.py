@@ -16,7 +16,7 @@ from afec.cli import main
 from afec.cli import reports as command
 from afec.lab import find_runs, load_benchmark, resolve
 from afec.lab.spec import benchmark_names
-from afec.report.figures import FIGURES, OF_GAMES
+from afec.report.figures import FIGURES, OF_CLASSES, OF_GAMES
 from afec.report.page import page
 from afec.report.paper import Published, published, published_after, published_transfer
 from afec.report.reading import read
@@ -361,7 +361,7 @@ def test_watching_needs_a_page(study, capsys):
     assert "give the page to keep fresh, e.g. -o report.html" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("figure", [name for name in FIGURES if name not in ("strength", *OF_GAMES)])
+@pytest.mark.parametrize("figure", [name for name in FIGURES if name not in ("strength", *OF_GAMES, *OF_CLASSES)])
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_every_figure_is_a_file_too(study, tmp_path, figure, suffix, start):
     out = tmp_path / f"{figure}.{suffix}"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 
 import pytest
 
 from afec.cli import main
-from afec.lab import load_benchmark, resolve, run
+from afec.experiments.supervised import build
+from afec.lab import RunDirectory, load_benchmark, resolve, run
 from afec.report.comparison import compare
+from afec.report.figures import FIGURES
 from afec.report.page import page, studies
 from afec.report.paper import published_replay
-from afec.report.reading import read
+from afec.report.reading import load_learner, read
 from afec.report.rows import one_problem, problems, rows_of
 from afec.report.study_tables import results, tables_of, to_csv
+from afec.report.svg import draw
 from written_runs import learned, written
 
 
@@ -76,6 +80,52 @@ def test_the_papers_figures_stand_beside_ours():
     found = published_replay(config)
     assert (found.mean, found.std) == (62.76, 0.52)
     assert published_replay(resolve(load_benchmark("cifar100-b50-5"), "er", "short")) is None
+
+
+def test_answers_are_those_of_the_learner_that_is_left(rows):
+    """Counted anew from `predict` after the last phase; and the diagonal has at least what is right."""
+    (row,) = [one for one in rows if one.config.method == "finetune"]
+    (one,) = row.every_reading
+    stream, net = build(row.config, 0)
+    learner = load_learner(net, row.config, one.run)
+    for number, task in enumerate(stream.tasks):
+        predicted = learner.predict(task.test.inputs, task).tolist()
+        phases = [[answer in other.classes for other in stream.tasks].index(True) for answer in predicted]
+        assert one.answers[-1][number].tolist() == [phases.count(k) for k in range(4)]
+        assert one.answers[-1][number, number] >= one.matrix[-1, number] * task.test.size - 1e-6
+    assert [answers.shape for answers in one.answers] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert one.answers[-1].sum(axis=1).tolist() == list(one.sizes)
+
+
+def test_the_figure_has_every_phase_of_one_method_and_the_last_of_several(rows, tmp_path):
+    alone = [row for row in rows if row.config.method == "icarl"]
+    charts = FIGURES["confusion"](alone).charts
+    assert [chart.title for chart in charts] == ["after phase 2", "after phase 3", "after phase 4"]
+    assert all(chart.values.sum(axis=1) == pytest.approx([100] * len(chart.values)) for chart in charts)
+    (_, group) = problems(rows)[0]
+    several = FIGURES["confusion"](group)
+    assert [chart.title for chart in several.charts] == [row.label for row in group]
+    assert all(chart.values.shape == (4, 4) for chart in several.charts)
+    assert draw(charts[0]).count("<path") > 1
+    runs = str(group[0].every_reading[0].run.path.parents[3])
+    only = ["--where", "method=icarl", "--figure", "confusion", "-o"]
+    for name in ("confusion.png", "confusion.svg"):
+        assert main(["report", runs, *only, str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 0
+    assert "Confusion matrix by phase" in page([one for row in group for one in row.every_reading], "runs", "now")
+
+
+def test_runs_of_earlier_versions_have_no_confusion_and_wrong_counts_are_damage(rows, two_rules, tmp_path):
+    assert "no finished run says which phase" in FIGURES["confusion"](problems(rows_of(two_rules))[0][1]).missing
+    config = rows[0].config
+    for seed, counts in enumerate(("90 11", "100 0 0", "101 -1", "x")):
+        directory = RunDirectory.of(tmp_path, config, seed)
+        shutil.copytree(rows[0].every_reading[0].run.path, directory.path)
+        text = "after,task,name,validation,test,size,answers\n1,1,a,,0.5,100,100\n2,1,a,,0.5,100,{}\n2,2,b,,0.5,100,0 100\n"
+        (directory.path / "scores.csv").write_text(text.format(counts))
+        found = read(config, directory)
+        assert found.state == "damaged", counts
+        assert "answers" in found.fault or "cannot be read" in found.fault
 
 
 CLASSIFIER = {"method": {"icarl": {"prediction": "classifier"}}}

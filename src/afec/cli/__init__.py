@@ -197,8 +197,8 @@ def report(
     figure: Annotated[
         str | None,
         typer.Option(
-            help="study (circles or curves), accuracy, new-tasks, transfer, matrix, strength, trade-off, cost; "
-            "of games learning, accumulated."
+            help="study (circles or curves), accuracy, new-tasks, transfer, matrix, strength, trade-off, cost, compute; "
+            "of games learning, accumulated; of the scenario `class` confusion."
         ),
     ] = None,
     out: Annotated[

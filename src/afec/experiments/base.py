@@ -106,6 +106,8 @@ class Score:
     test: float
     size: int
     """How many test samples, or episodes, the score is the mean of."""
+    answers: tuple[int, ...] = ()
+    """In the scenario `class`: to how many test samples a class of the first task was answered, of the second, …"""
 
 
 @dataclass(frozen=True)

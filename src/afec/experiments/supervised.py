@@ -33,7 +33,7 @@ OF_METHOD = "method"
 """The value of `classifier` that leaves it to the method: `linear`, if it does not say another."""
 READOUT = {"zero_heads": False, "classifier": "linear"}
 """The options of [net] that every net has, and their defaults; `classifier` is that of the scenario `class`."""
-UNSAID = {"activation": "relu"}
+UNSAID = {"activation": "relu", "stem_stride": 1}
 """Options of nets that are younger than runs which are to stay the same: a configuration leaves them out at these values."""
 
 
@@ -137,9 +137,9 @@ class Supervised(MethodExperiment):
         measured = [task for _, task in tasks]
         some = any(task.validation is None for task in measured)  # then no mean over the tasks means anything
         validations = [math.nan] * len(measured) if some else self.learner.evaluate(measured, "validation")
-        found = zip(tasks, validations, self.learner.evaluate(measured, "test"), strict=True)
+        found = zip(tasks, validations, self.learner.scores(measured, "test"), strict=True)
         return [
-            Score(after, number, task.name, validation, test, task.test.size)
+            Score(after, number, task.name, validation, test.accuracy, test.size, test.answers)
             for (number, task), validation, test in found
         ]
 

@@ -2,7 +2,7 @@
 
 config.toml                   what was run
 env.json                      where: versions, commit, processor, host
-scores.csv                    after,task,name,validation,test,size; after=0 is before the first task
+scores.csv                    after,task,name,validation,test,size,answers; after=0 is before the first task
 events.jsonl                  one line a step (an epoch) and one a task: rates, losses, samples, seconds; notes about faults
 checkpoint.safetensors        replaced as a whole; gone when the run is done
 checkpoint-before.safetensors the one before it, in case the last is damaged
@@ -44,7 +44,7 @@ TUNING = "tuning"
 """Where trials are, under the root of the runs."""
 MOST_CONFIG, MOST_TRACEBACK, MOST_EVENTS = 2**20, 2**20, 4 * MOST_TEXT
 SCORES = "scores.csv"
-COLUMNS = ("after", "task", "name", "validation", "test", "size")
+COLUMNS = ("after", "task", "name", "validation", "test", "size", "answers")
 COUNTS = ("task", "epochs", "epochs_theta_e", "samples")
 """What the event of a task counts."""
 
@@ -128,7 +128,10 @@ class RunDirectory:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([s.after, s.task, s.name, _shown(s.validation), _shown(s.test), s.size] for s in scores)
+        writer.writerows(
+            [s.after, s.task, s.name, _shown(s.validation), _shown(s.test), s.size, " ".join(map(str, s.answers))]
+            for s in scores
+        )
         write_text(self.path / SCORES, text.getvalue())
 
     def append_events(self, events: Sequence[dict[str, Any]]) -> None:
@@ -207,7 +210,7 @@ class RunDirectory:
             return [
                 Score(
                     int(r["after"]), int(r["task"]), r["name"], float(r["validation"] or "nan"), float(r["test"]),
-                    int(r["size"]),
+                    int(r["size"]), tuple(map(int, (r.get("answers") or "").split())),
                 )
                 for r in lines
             ]  # fmt: skip

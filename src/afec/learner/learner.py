@@ -40,6 +40,8 @@ class Score(NamedTuple):
     accuracy: float
     size: int
     """How many samples the accuracy is the mean of."""
+    answers: tuple[int, ...] = ()
+    """In the scenario `class`: to how many of them a class of the first task was answered, of the second, …"""
 
 
 class Learner:
@@ -219,8 +221,17 @@ class Learner:
             inputs, targets = _split_of(task, split)
             outputs = self._predicted(BatchLoss.of(number, task, self.machine), inputs)
             targets = self.net.output_targets(number, targets.cpu())
-            found.append(Score(task.name, task.accuracy(outputs, Split(inputs, targets)), len(inputs)))
+            accuracy = task.accuracy(outputs, Split(inputs, targets))
+            found.append(Score(task.name, accuracy, len(inputs), self._answers(outputs)))
         return found
+
+    def _answers(self, outputs: Tensor) -> tuple[int, ...]:
+        """How often a class of each task was answered; empty where the task is known."""
+        if self.net.scenario != "class":
+            return ()
+        ends = torch.tensor(self.net.sizes).cumsum(0)
+        tasks = torch.bucketize(outputs.argmax(dim=1), ends, right=True)
+        return tuple(tasks.bincount(minlength=len(ends)).tolist())
 
     def outputs(self, x: Tensor, task: int | str | Task | None = None) -> Tensor:
         """The outputs for the inputs `x`: logits, or the values of a regression.

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
+import torch
 from torch import Tensor
 
 from afec.gaussian import Derived, Gaussian, Quadratic, forgetting_from_beta, grown
@@ -94,6 +95,11 @@ class AFEC(FisherFields, OptionTerm):
         doc="`merged`: θ starts at the mode of the product of all Gaussians that pull, (λF·θ* + λ_eF_e·θ_e) / (λF + λ_eF_e), "
         "and not where the old tasks left it.",
     )
+    fisher_form: Literal["flat"] | None = option(
+        default=None,
+        doc="`flat`: every weight has the mean of F_e over all weights, so all are pulled to θ_e alike. A control: what "
+        "is gained by it needs θ_e, and not its Fisher.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,8 +149,12 @@ class AFEC(FisherFields, OptionTerm):
     # -- the functions of a term ----------------------------------------------------------------------------------
 
     def not_on_shards(self) -> str | None:
-        """All of it does."""
-        return None
+        """The mean of a flat F_e, which is over all weights."""
+        return (
+            None
+            if self.fisher_form is None
+            else f'AFEC with fisher_form="{self.fisher_form}" does not work on the parts'
+        )
 
     def lacks(self, task: GuardedTask) -> str | None:
         """How θ_e is to be trained, if nobody said so, and by which optimiser; or a likelihood, for a Fisher that needs one."""
@@ -218,7 +228,7 @@ class AFEC(FisherFields, OptionTerm):
         load(task.model, self._kept_at_entry(task, state))
         optimizers = optimizers_for_theta_e(task, self.optimizer, from_initial_lr=True)
         train_theta_e(task, optimizers, range(self.epochs or 1), until=time.monotonic() + seconds)
-        fisher = task.fisher(self.fisher_options, "afec")
+        fisher = self._fisher(task, "afec")
         return [(self.weight_in(task.number), Gaussian(task.values(), fisher))]
 
     def memory(self, task: GuardedTask) -> TermBytes:
@@ -292,8 +302,15 @@ class AFEC(FisherFields, OptionTerm):
         return {"optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers], "lrs": lrs}
 
     def _posterior(self, task: GuardedTask, *purpose: object) -> dict[str, dict[str, Tensor]]:
-        precision = task.fisher(self.fisher_options, "afec", *purpose)
-        return self.at_rest(mean=task.values(), precision=precision)
+        return self.at_rest(mean=task.values(), precision=self._fisher(task, "afec", *purpose))
+
+    def _fisher(self, task: GuardedTask, *purpose: object) -> dict[str, Tensor]:
+        """F_e at the present weights."""
+        found = task.fisher(self.fisher_options, *purpose)
+        if self.fisher_form is None:
+            return found
+        mean = sum(float(one.double().sum()) for one in found.values()) / sum(one.numel() for one in found.values())
+        return {name: torch.full_like(one, mean) for name, one in found.items()}
 
 
 def _weights(forgetting: float | Sequence[float] | None, beta: float | Sequence[float] | None) -> float | list[float]:

@@ -120,10 +120,8 @@ class Replay(OptionFields, Strategy):
 
     def check_tasks(self, tasks: Sequence[Learnable]) -> None:
         """Raise for a class with too few images, or for too many classes."""
-        classes = 0
+        self.memory.quota(sum(len(task.classes) for task in tasks))
         for task in tasks:
-            classes += len(task.classes)
-            self.memory.quota(classes)
             for number, found in zip(
                 task.classes, task.train.targets.bincount(minlength=len(task.classes)), strict=True
             ):

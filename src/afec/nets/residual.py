@@ -116,11 +116,23 @@ class ResNet32(_Residual):
         channels: of the images.
         size: height and width of the images.
         width: channels of the first stage; the others have twice and four times as many.
+        stem_stride: of the first convolution. At 2 all maps have half the height and width: a quarter of the work.
     """
 
-    def __init__(self, kind: ResidualKind = "rebuffi", channels: int = 3, size: int = 32, width: int = 16) -> None:
+    def __init__(
+        self,
+        kind: ResidualKind = "rebuffi",
+        channels: int = 3,
+        size: int = 32,
+        width: int = 16,
+        stem_stride: int = 1,
+    ) -> None:
         _check("resnet32", kind)
-        check_options("resnet32", 4, channels=channels, size=size, width=width)
+        if stem_stride not in (1, 2):
+            raise ValueError(
+                f"resnet32 got stem_stride={stem_stride!r}; it is 1, or 2 for maps of half the height and width"
+            )
+        check_options("resnet32", 4 * stem_stride, channels=channels, size=size, width=width)
         counts, before, blocks = (5, 5, 5), width, list[_Block]()
         for stage, count in enumerate(counts):
             for place in range(count):
@@ -131,7 +143,7 @@ class ResNet32(_Residual):
                 before = width << stage
         cuts = (5, 10, 14, 15) if kind == "rebuffi" else (5, 10, 15)
         stages = [blocks[start:end] for start, end in zip((0, *cuts), cuts, strict=False)]
-        super().__init__(kind, channels, size, _stem(channels, width, 3), width, stages)
+        super().__init__(kind, channels, size, _stem(channels, width, 3, stem_stride), width, stages)
 
 
 class ResNet18(_Residual):

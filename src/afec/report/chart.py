@@ -82,11 +82,11 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heat:
-    """A[i, j] of one method, the mean over its seeds."""
+    """A[i, j] of one method, or its confusion matrix: the mean over its seeds."""
 
     title: str
     values: NDArray[np.float64]
-    """(T + 1, T): row 0 at random initialisation."""
+    """(T + 1, T), row 0 at random initialisation; or (T, T) of a confusion matrix."""
     names: tuple[str, ...]
     """The names of the tasks."""
     seeds: int
@@ -97,6 +97,13 @@ class Heat:
     limits: tuple[float, float]
     """The values of the darkest and of the brightest cell."""
     digits: int = 0
+    x_label: str = "task"
+    y_label: str = "tasks learned"
+
+    @property
+    def confusion(self) -> bool:
+        """Whether rows are tasks, and no times."""
+        return self.values.shape[0] == self.values.shape[1]
 
     def level(self, value: float) -> float:
         """Where a value lies between dark, 0, and bright, 1."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afec.experiments import ScoreKind
-from afec.metrics import new_task_accuracy
+from afec.metrics import confusion, new_task_accuracy
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
 from afec.report.reading import mean
 from afec.report.returns import accumulated_figure, has_evaluations, learning_figure
@@ -19,7 +19,7 @@ from afec.report.rows import Row
 from afec.report.statistics import mean_and_std, number
 from afec.report.total_compute import total_compute
 
-__all__ = ["FIGURES", "MOST", "OF_GAMES", "Series", "figures_of", "series_of", "shown_rows"]
+__all__ = ["FIGURES", "MOST", "OF_CLASSES", "OF_GAMES", "Series", "figures_of", "series_of", "shown_rows"]
 
 CAPTIONS = {
     "accuracy": "The mean {score} of all the tasks learned so far, after each of them.",
@@ -34,6 +34,8 @@ CAPTIONS = {
     "matrix": "The {score} of every task (columns) after each step (rows; the first row is at random initialisation), "
     "the mean over the seeds. On the diagonal a task is new; below it, old; above it, not learned yet. "
     "Dark is {low}, bright is {high}.",
+    "confusion": "After {after}: the test images of each phase (rows), and what part of them was given a class of each phase "
+    "(columns), in %; the mean over the seeds. On the diagonal an answer may still be another class of the same phase.",
     "strength": "Over the seeds that every strength has, with and without AFEC. These are test scores: for choosing a "
     "strength there is `afec tune`.",
     "trade-off": "After the last task; further to the upper right is better. ",
@@ -58,6 +60,10 @@ SINGLE_RUNS = (
     "each row has one seed only, so a difference may be chance; the table has the numbers, and `--seeds` runs more"
 )
 NO_SCRATCH = " There is no `scratch` run here; add `--method scratch` for the forward transfer that says something."
+NO_ANSWERS = (
+    "no finished run says which phase's classes it has answered; runs of the scenario `class` do, if they are not of an "
+    "earlier version"
+)
 POOLED = "there is no BWT or FWT in the scenario `class`; the table has old and new classes apart"
 MOST = 12
 """Methods in one figure: more colours than that nobody tells apart."""
@@ -66,8 +72,8 @@ Rows = Sequence[Row]
 
 def figures_of(rows: Rows) -> list[Figure]:
     """All of them, in the order in which they are read."""
-    shown = FIGURES if has_evaluations(rows) else {key: make for key, make in FIGURES.items() if key not in OF_GAMES}
-    return [make(rows) for make in shown.values()]
+    absent = (() if has_evaluations(rows) else OF_GAMES) + (() if rows[0].pooled else OF_CLASSES)
+    return [make(rows) for key, make in FIGURES.items() if key not in absent]
 
 
 def average_curves(rows: Rows) -> Figure:
@@ -133,6 +139,30 @@ def matrices(rows: Rows) -> Figure:
     ends = {"low": f"{number(low, digits)}{kind.in_unit}", "high": f"{number(high, digits)}{kind.in_unit}"}
     caption = CAPTIONS["matrix"].format(score=kind.title, **ends) + more
     return _figure("matrix", f"The {kind.name} of every task after every task, A[i, j]", caption, *charts)
+
+
+def confusions(rows: Rows) -> Figure:
+    """Which phase's classes are answered to images of each phase: after every phase of one method, or the last of several."""
+    title = "Confusion matrix by phase"
+    shown, more = shown_rows(rows)
+    known = [(row, [one.answers for one in row.every_reading if one.answers]) for row in shown]
+    known = [(row, found) for row, found in known if found]
+    if not known:
+        return Figure("confusion", title, "", missing=NO_ANSWERS)
+    last = min(len(answers) for _, found in known for answers in found)
+    steps = range(2, last + 1) if len(known) == 1 else [last]
+    charts = []
+    for row, found in known:
+        for step in steps:
+            values = 100 * np.mean([confusion(answers[step - 1]) for answers in found], axis=0)
+            heading = row.label if len(known) > 1 else f"after phase {step}"
+            names = row.every_reading[0].names[:step]
+            about = ("answers in %", " %", (0.0, 100.0), 0, "answered a class of phase", "images of phase")
+            charts.append(Heat(heading, values, names, len(found), *about))
+    after = f"all {last} phases" if len(known) > 1 else "each phase"
+    lacking = [row.label for row in shown if not any(row is one for one, _ in known)]
+    more += f" Without these numbers, as runs of earlier versions are: {', '.join(lacking)}." if lacking else ""
+    return _figure("confusion", title, CAPTIONS["confusion"].format(after=after) + more, *charts)
 
 
 def strength(rows: Rows) -> Figure:
@@ -227,6 +257,7 @@ FIGURES: dict[str, Callable[[Rows], Figure]] = {
     "new-tasks": new_tasks,
     "transfer": transfer,
     "matrix": matrices,
+    "confusion": confusions,
     "strength": strength,
     "trade-off": trade_off,
     "cost": cost,
@@ -235,6 +266,8 @@ FIGURES: dict[str, Callable[[Rows], Figure]] = {
     "accumulated": accumulated_figure,
 }
 OF_GAMES = ("learning", "accumulated")
+OF_CLASSES = ("confusion",)
+"""Figures of the scenario `class`."""
 """Figures that need evaluations on the way, as games have them."""
 
 

@@ -147,6 +147,7 @@ def _heat(ax: Any, chart: Heat) -> None:
             if math.isfinite(value):
                 colour = "black" if chart.level(value) >= 0.55 else "white"
                 ax.text(j, i, f"{value:.{chart.digits}f}", ha="center", va="center", fontsize=7, color=colour)
-    ax.set(xlabel="task", ylabel="tasks learned")
-    ax.set_yticks(range(chart.values.shape[0]), [str(k) for k in range(chart.values.shape[0])], fontsize=6)
+    ax.set(xlabel=chart.x_label, ylabel=chart.y_label)
+    first = 1 if chart.confusion else 0
+    ax.set_yticks(range(chart.values.shape[0]), [str(k + first) for k in range(chart.values.shape[0])], fontsize=6)
     ax.set_xticks(range(chart.values.shape[1]), [str(k + 1) for k in range(chart.values.shape[1])], fontsize=6)

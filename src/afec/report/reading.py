@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from afec.experiments import Score
 from afec.experiments.supervised import LEARNER
 from afec.files import FileError
 from afec.lab import RunConfig, RunDirectory, RunError
@@ -51,6 +52,9 @@ class Reading:
     """The names of the tasks."""
     sizes: tuple[int, ...] = ()
     """How many test samples each task has."""
+    answers: tuple[NDArray[np.float64], ...] = ()
+    """In the scenario `class`, after 1, 2, … tasks: row j of a matrix has how many test samples of task j + 1 were given a
+    class of each task."""
     transfers: tuple[LinearProbe, ...] = ()
     tasks: tuple[dict[str, Any], ...] = ()
     """What each task took."""
@@ -124,6 +128,7 @@ def read(config: RunConfig, run: RunDirectory) -> Reading:
             validation=run.matrix_of(rows, "validation") if rows else None,
             names=tuple({row.task: row.name for row in rows}.values()),
             sizes=tuple(size for _, size in sorted({row.task: row.size for row in rows}.items())),
+            answers=_answers(rows),
             transfers=tuple(_transfers(run)),
             cost=_numbers(run.path / "DONE") if state == "finished" else {},
             environment=_environment(run.path / "env.json"),
@@ -178,6 +183,22 @@ def _events(run: RunDirectory) -> dict[str, Any]:
         elif event.get("event") == "note":
             notes.append(str(event.get("text", "")))
     return {"tasks": tuple(run.tasks_of(events)), "notes": tuple(notes), "origin": origin}
+
+
+def _answers(rows: Sequence[Score]) -> tuple[NDArray[np.float64], ...]:
+    """The answers after each task; empty where there are none, as in runs of other versions."""
+    found: dict[int, dict[int, Score]] = {}
+    for row in rows:
+        if row.answers:
+            found.setdefault(row.after, {})[row.task] = row
+    for after, (place, scores) in enumerate(sorted(found.items()), start=1):
+        square = sorted(scores) == list(range(1, place + 1)) and all(len(s.answers) == place for s in scores.values())
+        whole = all(min(s.answers) >= 0 and sum(s.answers) == s.size < 2**53 for s in scores.values())
+        if after != place or not square or not whole:
+            raise ValueError("the answers are not those to all test samples of all tasks so far")
+    return tuple(
+        np.array([scores[task].answers for task in sorted(scores)], float) for _, scores in sorted(found.items())
+    )
 
 
 def _transfers(run: RunDirectory) -> list[LinearProbe]:

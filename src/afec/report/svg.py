@@ -230,8 +230,8 @@ def _heat(chart: Heat) -> Markup:
             level = min(int(chart.level(value) * LEVELS), LEVELS - 1)
             cells.setdefault(level, []).append(f"M{j} {i}h1v1h-1z")
     parts = [tag("path", d="".join(cells[level]), class_=f"h{level}") for level in sorted(cells)]
-    # The diagonal: a task just after it was learned.
-    steps = "".join(f"M{j} {j + 1}h1v1h-1z" for j in range(columns))
+    # The diagonal: a task just after it was learned, or an answer within the right task.
+    steps = "".join(f"M{j} {j + rows - columns}h1v1h-1z" for j in range(columns))
     parts.append(tag("path", d=steps, class_="new"))
     if columns <= 10:
         for (i, j), value in np.ndenumerate(chart.values):
@@ -242,10 +242,11 @@ def _heat(chart: Heat) -> Markup:
     message = [["" if math.isnan(v) else number(v, chart.digits) + chart.unit for v in row] for row in chart.values]
     values = ";".join(map(",".join, message))
     names = "\n".join(clean(name, 60) for name in chart.names)
-    label = f"{chart.title}: {chart.score} of each task (columns) after each task (rows)"
+    places = f"{chart.x_label} (columns), {chart.y_label} (rows)"
+    label = f"{chart.title}: {places if chart.confusion else f'{chart.score} of each task (columns) after each task (rows)'}"
     return tag(
         "svg", *parts, viewBox=f"-0.1 -0.1 {columns + 0.2:g} {rows + 0.2:g}", role="img", aria_label=label,
-        class_="heat", data_v=values, data_names=names, data_s=chart.title,
+        class_="heat", data_v=values, data_names=names, data_s=chart.title, data_square=chart.confusion or None,
     )  # fmt: skip
 
 

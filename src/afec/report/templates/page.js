@@ -50,7 +50,9 @@
     const [row, column] = [Math.floor(at.y), Math.floor(at.x)];
     const value = heat.dataset.v.split(";")[row]?.split(",")[column];
     if (value === undefined) return "";
-    const task = heat.dataset.names.split("\n")[column] || `task ${column + 1}`;
+    const names = heat.dataset.names.split("\n");
+    const task = names[column] || `task ${column + 1}`;
+    if (heat.dataset.square) return `${named}: ${names[row] || `task ${row + 1}`}, answered as ${task}: ${value}`;
     const when = row === 0 ? "at random initialisation" : `after ${row} task${row > 1 ? "s" : ""}`;
     return `${named}: ${task}, ${when}: ${value || "not measured"}`;
   };
