@@ -19,7 +19,7 @@ from torch import nn
 import afec
 from afec.experiments.supervised import build
 from afec.lab import study
-from pull import net_and_batch
+from pull import net_and_batch, timed_steps
 
 REGULARISERS = ("ewc", "mas", "si", "rwalk")
 ROWS = ("finetune", *REGULARISERS, *(f"{name}+afec" for name in REGULARISERS))
@@ -37,20 +37,12 @@ def prior(name: str, count: int, rounds: int) -> float:
     optimizer, loss = torch.optim.Adam(model.parameters(), 1e-4), nn.CrossEntropyLoss()
     guard = afec.Prior(0.1)
     guard.begin(model, optimizer, (inputs[:32], targets[:32]), loss, progress=False).end()
-
-    def steps() -> float:
-        start = time.process_time()
-        for _ in range(count):
-            optimizer.zero_grad()
-            loss(model(inputs), targets).backward()
-            optimizer.step()
-        return (time.process_time() - start) / count
-
+    steps = timed_steps(model, optimizer, loss, inputs, targets)
     times = []
     for _ in range(rounds):
-        plain = steps()
+        plain = steps(count)
         task = guard.begin(model, optimizer, (inputs[:32], targets[:32]), loss, progress=False)
-        times.append((plain, steps()))
+        times.append((plain, steps(count)))
         task.abort()
     cost = min(one for _, one in times) / min(plain for plain, _ in times) - 1
     print(f"Prior, {name:8} {100 * cost:6.2f} % of a step")

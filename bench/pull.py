@@ -26,12 +26,10 @@ def net_and_batch(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return model, torch.randn(256, 3, 32, 32).to(memory_format=torch.channels_last), torch.randint(0, 5, (256,))
 
 
-def stepper(name: str) -> tuple[Callable[[int], float], afec.Guard, Callable[[], None]]:
-    """A function that times some steps, the guard, and one that opens the second task's block."""
-    torch.manual_seed(0)
-    model, inputs, targets = net_and_batch(name)
-    optimizer, loss = torch.optim.Adam(model.parameters(), 1e-4), nn.CrossEntropyLoss()
-    guard = afec.EWC(100.0) + afec.AFEC(0.1, epochs=1)
+def timed_steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: nn.Module, inputs: Tensor, targets: Tensor
+) -> Callable[[int], float]:
+    """A function that takes so many steps and says how many seconds of the processor one took."""
 
     def steps(count: int) -> float:
         start = time.process_time()
@@ -40,6 +38,17 @@ def stepper(name: str) -> tuple[Callable[[int], float], afec.Guard, Callable[[],
             loss(model(inputs), targets).backward()
             optimizer.step()
         return (time.process_time() - start) / count
+
+    return steps
+
+
+def stepper(name: str) -> tuple[Callable[[int], float], afec.Guard, Callable[[], None]]:
+    """A function that times some steps, the guard, and one that opens the second task's block."""
+    torch.manual_seed(0)
+    model, inputs, targets = net_and_batch(name)
+    optimizer, loss = torch.optim.Adam(model.parameters(), 1e-4), nn.CrossEntropyLoss()
+    guard = afec.EWC(100.0) + afec.AFEC(0.1, epochs=1)
+    steps = timed_steps(model, optimizer, loss, inputs, targets)
 
     def begin() -> None:
         guard.begin(model, optimizer, (inputs[:32], targets[:32]), loss, progress=False)

@@ -25,36 +25,12 @@ from pathlib import Path
 from afec.lab import find_runs, plan
 from afec.lab.run import run
 
-QUICK = """
-description = "real digits, a few seconds a run"
-
-[stream]
-name = "digits"
-sizes = [2, 2, 2]
-validation = 0.05
-test = 0.85
-
-[net]
-name = "digits"
-channels = 4
-features = 8
-
-[training]
-batch_size = 16
-lr = 1e-2
-max_epochs = 25
-patience = "off"
-
-[method.ewc]
-strength = 10
-
-[method.afec]
-forgetting = 1
-
-[method.si]
-strength = 1
-"""
 METHODS = ["finetune", "ewc", "ewc+afec", "si"]
+SETS = [  # a few seconds a run
+    *("stream.sizes=[2,2,2]", "stream.validation=0.05", "stream.test=0.85", "net.channels=4", "net.features=8"),
+    *("training.batch_size=16", "training.lr=0.01", "training.max_epochs=25", "training.patience=off"),
+    *("method.ewc.strength=10", "method.afec.forgetting=1", "method.si.strength=1"),
+]
 
 
 def scores(root: Path) -> dict[str, bytes]:
@@ -97,9 +73,9 @@ class Nodes:
             self.cluster.remove_node(node, allow_graceful=False)
 
 
-def command(benchmark: Path, seeds: int, root: Path, address: str, ship: bool) -> list[str]:
+def command(seeds: int, root: Path, address: str, ship: bool) -> list[str]:
     ray = ["--pool", "ray", "--address", address, *(["--ship"] if ship else [])]
-    study = ["run", str(benchmark), "--method", *METHODS, "--seeds", str(seeds), "--runs", str(root)]
+    study = ["run", "digits", "--method", *METHODS, "--seeds", str(seeds), "--runs", str(root), "--set", *SETS]
     return [sys.executable, "-m", "afec.cli", *study, *ray]
 
 
@@ -115,12 +91,11 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     draw, folder = random.Random(arguments.seed), Path(tempfile.mkdtemp())
-    benchmark, root, seeds = folder / "quick.toml", folder / "runs", arguments.seeds
-    benchmark.write_text(QUICK)
+    root, seeds = folder / "runs", arguments.seeds
     nodes, report = Nodes(), {"kills": 0, "hits": 0, "lost": 0, "codes": [], "again": 0}
 
     def start() -> list[subprocess.Popen[str]]:
-        words = command(benchmark, seeds, root, nodes.address, arguments.ship)
+        words = command(seeds, root, nodes.address, arguments.ship)
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return [subprocess.Popen(words, **options) for _ in range(arguments.drivers)]
 
@@ -169,7 +144,7 @@ def main() -> None:
             end(drivers)
     finally:
         nodes.cluster.shutdown()
-    jobs = plan([str(benchmark)], METHODS, range(seeds))
+    jobs = plan(["digits"], METHODS, range(seeds), sets=SETS)
     for job in jobs:
         run(job.config, job.seed, folder / "whole")
     report["runs"], report["identical"] = len(jobs), scores(root) == scores(folder / "whole")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch.multiprocessing import start_processes
 
 from afec.cli import main
 from afec.lab import find_runs, local_pool
@@ -27,6 +28,12 @@ def forkserver():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["afec.lab.engine", "afec.cli.work", "sklearn.datasets", "torch._dynamo"])
     return context
+
+
+def several(work, folder, count):
+    """`work(rank, folder)` in so many processes at once; an error in one of them is raised here."""
+    forkserver()
+    start_processes(work, (str(folder),), nprocs=count, start_method="forkserver")
 
 
 class ForkedCommand:

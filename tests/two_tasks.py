@@ -38,6 +38,27 @@ def loader(tensors, batch_size=8, **options):
     return DataLoader(TensorDataset(*tensors), batch_size, **options)
 
 
+def outcome(function):
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "went on"
+
+
+def micro_batches(model, optimizer, source, parts, pull=None, before_step=None, set_to_none=True):
+    """One epoch, each batch in so many backwards; `pull` is called after each of them."""
+    for x, y in source:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for part in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            (plain_loss(model, part) / parts).backward()
+            if pull:
+                pull()
+        if before_step:
+            before_step()
+        optimizer.step()
+
+
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -10,22 +10,13 @@ from torch import nn
 
 import afec
 from afec import AFEC, EWC
+from small_learning import same
 
 
 def everything(setting, guard):
     return copy.deepcopy(
         (setting.model.state_dict(), setting.optimizer.state_dict(), guard.state_dict())
     ), torch.get_rng_state()
-
-
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 @pytest.mark.parametrize("tasks_done", [0, 1])
@@ -92,30 +83,36 @@ def test_a_pull_of_a_thousandth_of_the_gradient_is_inert_and_one_of_thousands_to
     assert "so the task is not learned. Lower its strength" in strong.warnings[0]
 
 
+class OfOnePull(afec.guard.Term):
+    """It pulls as its `preview` says, and learns nothing."""
+
+    name = "one-pull"
+
+    def described(self):
+        return f"{type(self).__name__}()"
+
+    @property
+    def is_off(self):
+        return False
+
+    def quadratics(self, task, state, task_state):
+        return self.preview(task, state, 0.0)
+
+    def end_task(self, task, state, task_state):
+        return {}
+
+
 def test_adam_makes_full_steps_of_a_tiny_pull_where_there_is_no_gradient():
     """Input 1 is silent in the new task, so nothing but the pull moves its weight: by lr in each step, however weak."""
 
-    class Held(afec.guard.Term):
+    class Held(OfOnePull):
         name = "held"
-
-        def described(self):
-            return "Held()"
-
-        @property
-        def is_off(self):
-            return False
-
-        def quadratics(self, task, state, task_state):
-            return self.preview(task, state, 0.0)
 
         def preview(self, task, state, seconds):
             mean = {name: value + 1 for name, value in task.values().items()}
             silent = {name: torch.zeros_like(value) for name, value in mean.items()}
             silent["weight"][:, 1] = 1.0
             return [(1e-6, afec.gaussian.Gaussian(mean, silent))]
-
-        def end_task(self, task, state, task_state):
-            return {}
 
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
@@ -134,24 +131,11 @@ def test_adam_makes_full_steps_of_a_tiny_pull_where_there_is_no_gradient():
 def test_under_plain_sgd_the_shares_are_those_worked_out_by_hand():
     """One weight, gradient θ−3 from θ = 0, and a pull 2·(θ−θ*) to θ* = 0, at lr 0.1."""
 
-    class Pulled(afec.guard.Term):
+    class Pulled(OfOnePull):
         name = "pulled"
-
-        def described(self):
-            return "Pulled()"
-
-        @property
-        def is_off(self):
-            return False
-
-        def quadratics(self, task, state, task_state):
-            return self.preview(task, state, 0.0)
 
         def preview(self, task, state, seconds):
             return [(2.0, afec.gaussian.Gaussian(task.values(), {"weight": torch.ones(1, 1)}))]
-
-        def end_task(self, task, state, task_state):
-            return {}
 
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)

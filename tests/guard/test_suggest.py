@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import afec
 from afec import AFEC, EWC, MAS, Prior, Recycle
+from small_learning import same
 
 
 def accuracy(model, data):
@@ -61,16 +62,6 @@ def everything(setting, guard):
         "random": (torch.get_rng_state(), repr(random.getstate()), repr(np.random.get_state())),
         "data": [tensor.clone() for task in setting.tasks for tensor in task],
     }
-
-
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ GUARDS = {
     "rwalk": lambda: afec.RWALK(1.0),
 }
 
+QUICK = ("ewc+afec", "si")
+
 
 def backbone(batch_norm, name="vgg11bn"):
     """The same one every time."""
@@ -42,7 +44,9 @@ def statistics(net, task=None):
     return {name: buffer.detach().clone() for name, buffer in net.named_buffers() if wanted in name}
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize(
+    "guard", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in GUARDS]
+)
 def test_a_second_task_leaves_the_statistics_of_the_first_alone_per_task_and_moves_them_if_shared(guard):
     tasks = few_tasks(2)
     for batch_norm in BATCH_NORMS:

@@ -54,6 +54,8 @@ PHASES = {
     "progress-compress kept": {"progress", "compress"},
 }
 
+QUICK = ("ewc+afec", "ewc auto", "ags-cl+rwalk+afec", "progress-compress+afec")
+
 
 class Story:
     """A whole stream learned without a stop, with the state after every epoch and every task as a file."""
@@ -86,7 +88,9 @@ class Story:
         assert same(learner.state_dict(), self.end)
 
 
-@pytest.mark.parametrize("name", PHASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PHASES]
+)
 def test_going_on_from_the_last_epoch_of_each_phase(name, tmp_path):
     story = Story(GUARDS[name], tmp_path)
     last = {place[:2]: file for place, file in zip(story.places, story.files, strict=True) if place[0] > 0}

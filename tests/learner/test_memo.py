@@ -28,6 +28,8 @@ GUARDS = {
     "official": lambda: afec.EWC(1.0, preset="official") + afec.AFEC(0.5, preset="official"),
 }
 
+QUICK = ("finetune", "ewc+afec", "afec interleaved")
+
 
 def learned(guard, memo=None, tasks=2):
     """The learner's end, what it took, and the (task, phase) of each epoch that was really run."""
@@ -37,7 +39,9 @@ def learned(guard, memo=None, tasks=2):
     return learner.state_dict(), took, ran
 
 
-@pytest.mark.parametrize("name", GUARDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in GUARDS]
+)
 def test_what_was_trained_once_is_not_trained_again_and_no_bit_changes(name, tmp_path):
     state, took, _ = learned(GUARDS[name]())
     memo = Memo(tmp_path)

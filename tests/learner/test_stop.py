@@ -31,12 +31,16 @@ METHODS = {
     "joint": lambda: None,
 }
 
+QUICK = ("ewc+afec", "progress-compress+afec", "joint")
+
 
 def learn(learner, name, tasks, number):
     return learner.learn_jointly(tasks[: number + 1]) if name == "joint" else learner.learn(tasks[number])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in METHODS]
+)
 def test_stopped_after_any_epoch_the_same_learner_and_a_fresh_one_go_on_bit_for_bit(name, tmp_path):
     tasks, seen = few_tasks(2), []
     whole = small_learner(tasks, METHODS[name](), on_progress=seen.append)

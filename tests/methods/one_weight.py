@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,19 @@ class Digits:
                     if hook is not None:
                         hook(task, model, epoch)
         return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def check_option(self, make, base, other, **how):
+        """The option changes what is learned when the first task comes a third time, and the same options do not."""
+        visits = replace(self, tasks=[*self.tasks, self.tasks[0]])
+        one, two, again = (visits.run(make(**{**base, **more}), **how) for more in ({}, other, other))
+        assert not torch.equal(one, two)
+        assert torch.equal(two, again)
+
+
+def with_penalty(value, model, old, strength):
+    """The loss plus λ/2 ΣF(θ−θ*)² of what is known of the earlier tasks."""
+    away = ((p - old["mean"][name]) ** 2 * old["precision"][name] for name, p in model.named_parameters())
+    return value + strength / 2 * sum(part.sum() for part in away)
 
 
 def state_of(guard):

@@ -106,6 +106,7 @@ def test_our_methods_keep_the_contracts(name):
     assert report.needless == KEPT_IN_SUM.get(name, [])
 
 
+@pytest.mark.slow  # a process of its own
 def test_the_first_expansion_of_a_process_draws_nothing():
     """An import may draw: rich does from `random`. In the middle of a run that would make it another than a resumed one."""
     lines = [

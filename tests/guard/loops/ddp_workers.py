@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import afec
-from two_tasks import build, clones, data, net, plain_loss, values
+from two_tasks import build, clones, data, micro_batches, net, outcome, values
 
 WORLD = 2
 
@@ -37,14 +37,9 @@ def two_tasks(rank, how):
             if number == 2:
                 found["theta_e"] = clones(guard.state_dict()["task_states"]["afec"]["mean"])
                 found["f_e"] = clones(guard.state_dict()["task_states"]["afec"]["precision"])
+            pull = task.pull if how == "pull" else None  # every time, with a reduction in between
             for _ in range(3):
-                for x, y in source:
-                    optimizer.zero_grad(set_to_none=how != "views")
-                    for part in zip(x.chunk(4), y.chunk(4), strict=True):
-                        (plain_loss(wrapped, part) / 4).backward()
-                        if how == "pull":  # every time, with a reduction in between
-                            task.pull()
-                    optimizer.step()
+                micro_batches(wrapped, optimizer, source, 4, pull, set_to_none=how != "views")
         state = guard.state_dict()["states"]["ewc"]
         found[f"mean {number}"], found[f"fisher {number}"] = clones(state["mean"]), clones(state["precision"])
     found["end"] = values(model)
@@ -56,29 +51,18 @@ def paths(rank, how):
     torch.manual_seed(0)
     model = net()
     wrapped, guard = DistributedDataParallel(model), afec.SI(5.0) + afec.MAS(0.1)
+
+    def clip():
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+
     for number in (1, 2):
         optimizer, source = optim.SGD(wrapped.parameters(), 0.1), share(data(number))
         with guard.learning(wrapped, optimizer, source, nn.CrossEntropyLoss()) as task:
+            with_pull = {"pull": task.pull, "before_step": clip} if how == "pull" else {}
             for _ in range(3):
-                for x, y in source:
-                    optimizer.zero_grad()
-                    for part in zip(x.chunk(4), y.chunk(4), strict=True):
-                        (plain_loss(wrapped, part) / 4).backward()
-                        if how == "pull":
-                            task.pull()
-                    if how == "pull":
-                        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
-                    optimizer.step()
+                micro_batches(wrapped, optimizer, source, 4, **with_pull)
     states = guard.state_dict()["states"]
     return {name: clones(states[name]["precision"]) for name in ("si", "mas")}
-
-
-def outcome(function):
-    try:
-        function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "went on"
 
 
 def diverges(rank):

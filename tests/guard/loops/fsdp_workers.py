@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import afec
-from two_tasks import clones, data, net, plain_loss
+from two_tasks import clones, data, micro_batches, net, outcome, plain_loss
 
 WORLD, BATCH = 2, 8
 
@@ -39,13 +39,7 @@ def two_tasks(model, processes, how="plain", guard=None, **options):
                 found["f_e"] = clones(guard.state_dict()["task_states"]["afec"]["precision"])
                 found["theta_e"] = clones(guard.state_dict()["task_states"]["afec"]["mean"])
             for epoch in range(3):
-                for x, y in source:
-                    optimizer.zero_grad()
-                    for part in zip(x.chunk(2), y.chunk(2), strict=True):
-                        (plain_loss(model, part) / 2).backward()
-                        if how == "pull":
-                            task.pull()
-                    optimizer.step()
+                micro_batches(model, optimizer, source, 2, task.pull if how == "pull" else None)
                 if number == 2 and epoch == 1:
                     found["penalty"] = task.penalty()
                     found["penalties"] = torch.stack([task.penalties()[kind] for kind in ("old", "forgetting")])
@@ -75,11 +69,7 @@ def resumed(model, middle):
     guard.load_state_dict(state)
     optimizer, source = optim.SGD(model.parameters(), 0.1), loader(2, WORLD)
     with guard.learning(model, optimizer, source, nn.CrossEntropyLoss()):
-        for x, y in source:
-            optimizer.zero_grad()
-            for part in zip(x.chunk(2), y.chunk(2), strict=True):
-                (plain_loss(model, part) / 2).backward()
-            optimizer.step()
+        micro_batches(model, optimizer, source, 2)
     return {"end": held(model), "fisher 2": clones(guard.state_dict()["states"]["ewc"]["precision"])}
 
 
@@ -89,14 +79,6 @@ def sharded_net(mesh):
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
-
-
-def outcome(function):
-    try:
-        function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "went on"
 
 
 def moved_behind(mesh):

@@ -3,16 +3,17 @@
 import ddp_workers
 import pytest
 import torch
-from torch import multiprocessing, nn
+from torch import nn
 
 import afec
+from small_processes import several
 from two_tasks import FORGETTING, STRENGTH, Run, data, exact_fisher, loader, net, plain_loop, plain_loss, sgd
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
-    multiprocessing.spawn(ddp_workers.work, (str(folder),), nprocs=ddp_workers.WORLD)
+    several(ddp_workers.work, folder, ddp_workers.WORLD)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(ddp_workers.WORLD)]
 
 

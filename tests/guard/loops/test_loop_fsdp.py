@@ -3,8 +3,8 @@
 import fsdp_workers
 import pytest
 import torch
-from torch import multiprocessing
 
+from small_processes import several
 from two_tasks import net
 
 pytestmark = pytest.mark.slow
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
-    multiprocessing.spawn(fsdp_workers.work, (str(folder),), nprocs=fsdp_workers.WORLD)
+    several(fsdp_workers.work, folder, fsdp_workers.WORLD)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(fsdp_workers.WORLD)]
 
 
