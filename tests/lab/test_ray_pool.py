@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,14 @@ file = "seeds.csv"
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_not_looked_at():
+    """Ray kills workers where a machine's memory is nearly full, whoever has filled it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
 def nodes():
     """Two nodes of one CPU each; what is added to them is killed at the end of its test."""
@@ -57,13 +66,11 @@ def nodes():
     from ray.cluster_utils import Cluster
 
     options = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # a machine whose memory others have filled kills no worker
-        found = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
-        found.add_node(**options)
-        yield found
-        ray.shutdown()
-        found.shutdown()
+    found = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    found.add_node(**options)
+    yield found
+    ray.shutdown()
+    found.shutdown()
 
 
 @pytest.fixture
@@ -81,6 +88,8 @@ def cluster(nodes):
 @pytest.fixture
 def third(nodes):
     """`third(**options)`: one node more, until the end of the test."""
+    import ray
+
     added = []
 
     def add(**options):
@@ -91,6 +100,8 @@ def third(nodes):
     for node in added:
         if node in nodes.list_all_nodes():
             nodes.remove_node(node, allow_graceful=False)
+        while any(one["Alive"] and one["NodeID"] == node.node_id for one in ray.nodes()):
+            time.sleep(0.1)  # the next test would look at it
 
 
 @pytest.fixture
@@ -236,18 +247,6 @@ def test_a_node_that_is_killed_in_the_middle_of_a_study_costs_nothing(cluster, n
     assert all_scores(tmp_path / "ray") == bytes_of(jobs, tmp_path / "whole")
 
 
-def test_the_command_line_starts_a_cluster_and_stops_it(in_process, tmp_path, capsys):
-    import ray
-
-    ray.shutdown()  # other tests connect again
-    command = ["run", quick_file(tmp_path), "--scale", "tiny", "--method", "ewc", "--seeds", "1", "--workers", "1"]
-    assert main([*command, "--runs", str(tmp_path / "ray"), "--pool", "ray"]) == 0
-    assert "1 runs on a Ray cluster of this machine" in capsys.readouterr().out
-    assert main([*command, "--runs", str(tmp_path / "local")]) == 0
-    assert all_scores(tmp_path / "ray") == all_scores(tmp_path / "local")
-    assert not ray.is_initialized()
-
-
 def test_tune_and_study_run_there_as_at_home(on_ray, in_process, tmp_path, monkeypatch, capsys):
     """A study that tunes first: the same trials, the same choice, the same table."""
     monkeypatch.chdir(tmp_path)
@@ -292,3 +291,15 @@ def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
         RunError, match=f"connected to the Ray cluster at {here}, and a cluster of this machine was asked for"
     ):
         RayCluster().connect()
+
+
+def test_the_command_line_starts_a_cluster_and_stops_it(in_process, tmp_path, capsys):
+    import ray
+
+    ray.shutdown()  # other tests connect again
+    command = ["run", quick_file(tmp_path), "--scale", "tiny", "--method", "ewc", "--seeds", "1", "--workers", "1"]
+    assert main([*command, "--runs", str(tmp_path / "ray"), "--pool", "ray"]) == 0
+    assert "1 runs on a Ray cluster of this machine" in capsys.readouterr().out
+    assert main([*command, "--runs", str(tmp_path / "local")]) == 0
+    assert all_scores(tmp_path / "ray") == all_scores(tmp_path / "local")
+    assert not ray.is_initialized()
