@@ -116,6 +116,13 @@ def bytes_of(jobs, root):
     return all_scores(root)
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """Three runs that take seconds, and the bytes that they come to undisturbed."""
+    jobs = [Job(quick_config("ewc", "three", **LONG), seed) for seed in range(3)]
+    return jobs, bytes_of(jobs, tmp_path_factory.mktemp("long"))
+
+
 class Watcher:
     def __init__(self, stop_at=None):
         self.stop_at, self.steps, self.stops, self.waits = stop_at, [], [], []
@@ -155,16 +162,15 @@ def test_the_bytes_are_those_of_local_runs_and_a_failing_run_stops_no_other(clus
 
 
 @pytest.mark.parametrize("ship", [False, True])
-def test_ctrl_c_leaves_everything_resumable(cluster, in_process, tmp_path, ship):
-    jobs = [Job(quick_config("ewc", "three", **LONG), seed) for seed in range(2)]
-    watcher = Watcher(stop_at=1)
+def test_ctrl_c_leaves_everything_resumable(cluster, long, in_process, tmp_path, ship):
+    (jobs, whole), watcher = long, Watcher(stop_at=1)
     with pytest.raises(KeyboardInterrupt):
         execute(jobs, tmp_path / "ray", watcher=watcher, pool=cluster(ship=ship))
     assert watcher.stops
     begun = find_runs(tmp_path / "ray")
     assert any(found.checkpoint.exists() for found in begun if not found.done)
     execute(jobs, tmp_path / "ray")
-    assert all_scores(tmp_path / "ray") == bytes_of(jobs, tmp_path / "whole")
+    assert all_scores(tmp_path / "ray") == whole
 
 
 def test_work_that_dies_again_and_again_is_given_up_and_the_rest_goes_on(cluster):
@@ -225,10 +231,10 @@ def test_missing_data_are_an_error_of_the_node(cluster, tmp_path):
         execute([job], tmp_path / "runs", pool=cluster())
 
 
-def test_a_node_that_is_killed_in_the_middle_of_a_study_costs_nothing(cluster, nodes, third, tmp_path):
+def test_a_node_that_is_killed_in_the_middle_of_a_study_costs_nothing(cluster, nodes, third, long, tmp_path):
     """Once, and at a known moment; `bench/ray_kills.py` does it again and again, at random ones."""
-    doomed, pools, connection = third(), [], cluster()
-    jobs = [Job(quick_config("ewc", "three", **LONG), seed) for seed in range(3)]
+    (jobs, whole), pools, connection = long, [], cluster()
+    doomed = third()
 
     def make(jobs, root):
         pools.append(connection(jobs, root))
@@ -244,7 +250,7 @@ def test_a_node_that_is_killed_in_the_middle_of_a_study_costs_nothing(cluster, n
     outcomes = execute(jobs, tmp_path / "ray", watcher=watcher, pool=make)
     assert [outcome.error for outcome in outcomes] == [None] * 3
     assert any("another place: its node" in text for text in watcher.waits)
-    assert all_scores(tmp_path / "ray") == bytes_of(jobs, tmp_path / "whole")
+    assert all_scores(tmp_path / "ray") == whole
 
 
 def test_tune_and_study_run_there_as_at_home(on_ray, in_process, tmp_path, monkeypatch, capsys):
