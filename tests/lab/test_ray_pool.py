@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,14 @@ file = "seeds.csv"
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_not_looked_at():
+    """Ray kills workers where a machine's memory is nearly full, whoever has filled it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
 def nodes():
     """Two nodes of one CPU each; what is added to them is killed at the end of its test."""
@@ -57,13 +66,11 @@ def nodes():
     from ray.cluster_utils import Cluster
 
     options = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # a machine whose memory others have filled kills no worker
-        found = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
-        found.add_node(**options)
-        yield found
-        ray.shutdown()
-        found.shutdown()
+    found = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    found.add_node(**options)
+    yield found
+    ray.shutdown()
+    found.shutdown()
 
 
 @pytest.fixture
@@ -81,6 +88,8 @@ def cluster(nodes):
 @pytest.fixture
 def third(nodes):
     """`third(**options)`: one node more, until the end of the test."""
+    import ray
+
     added = []
 
     def add(**options):
@@ -91,6 +100,8 @@ def third(nodes):
     for node in added:
         if node in nodes.list_all_nodes():
             nodes.remove_node(node, allow_graceful=False)
+        while any(one["Alive"] and one["NodeID"] == node.node_id for one in ray.nodes()):
+            time.sleep(0.1)  # the next test would look at it
 
 
 @pytest.fixture
@@ -103,6 +114,13 @@ def bytes_of(jobs, root):
     for job in jobs:
         run(job.config, job.seed, root)
     return all_scores(root)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """Three runs that take seconds, and the bytes that they come to undisturbed."""
+    jobs = [Job(quick_config("ewc", "three", **LONG), seed) for seed in range(3)]
+    return jobs, bytes_of(jobs, tmp_path_factory.mktemp("long"))
 
 
 class Watcher:
@@ -144,16 +162,15 @@ def test_the_bytes_are_those_of_local_runs_and_a_failing_run_stops_no_other(clus
 
 
 @pytest.mark.parametrize("ship", [False, True])
-def test_ctrl_c_leaves_everything_resumable(cluster, in_process, tmp_path, ship):
-    jobs = [Job(quick_config("ewc", "three", **LONG), seed) for seed in range(2)]
-    watcher = Watcher(stop_at=1)
+def test_ctrl_c_leaves_everything_resumable(cluster, long, in_process, tmp_path, ship):
+    (jobs, whole), watcher = long, Watcher(stop_at=1)
     with pytest.raises(KeyboardInterrupt):
         execute(jobs, tmp_path / "ray", watcher=watcher, pool=cluster(ship=ship))
     assert watcher.stops
     begun = find_runs(tmp_path / "ray")
     assert any(found.checkpoint.exists() for found in begun if not found.done)
     execute(jobs, tmp_path / "ray")
-    assert all_scores(tmp_path / "ray") == bytes_of(jobs, tmp_path / "whole")
+    assert all_scores(tmp_path / "ray") == whole
 
 
 def test_work_that_dies_again_and_again_is_given_up_and_the_rest_goes_on(cluster):
@@ -214,10 +231,10 @@ def test_missing_data_are_an_error_of_the_node(cluster, tmp_path):
         execute([job], tmp_path / "runs", pool=cluster())
 
 
-def test_a_node_that_is_killed_in_the_middle_of_a_study_costs_nothing(cluster, nodes, third, tmp_path):
+def test_a_node_that_is_killed_in_the_middle_of_a_study_costs_nothing(cluster, nodes, third, long, tmp_path):
     """Once, and at a known moment; `bench/ray_kills.py` does it again and again, at random ones."""
-    doomed, pools, connection = third(), [], cluster()
-    jobs = [Job(quick_config("ewc", "three", **LONG), seed) for seed in range(3)]
+    (jobs, whole), pools, connection = long, [], cluster()
+    doomed = third()
 
     def make(jobs, root):
         pools.append(connection(jobs, root))
@@ -233,19 +250,7 @@ def test_a_node_that_is_killed_in_the_middle_of_a_study_costs_nothing(cluster, n
     outcomes = execute(jobs, tmp_path / "ray", watcher=watcher, pool=make)
     assert [outcome.error for outcome in outcomes] == [None] * 3
     assert any("another place: its node" in text for text in watcher.waits)
-    assert all_scores(tmp_path / "ray") == bytes_of(jobs, tmp_path / "whole")
-
-
-def test_the_command_line_starts_a_cluster_and_stops_it(in_process, tmp_path, capsys):
-    import ray
-
-    ray.shutdown()  # other tests connect again
-    command = ["run", quick_file(tmp_path), "--scale", "tiny", "--method", "ewc", "--seeds", "1", "--workers", "1"]
-    assert main([*command, "--runs", str(tmp_path / "ray"), "--pool", "ray"]) == 0
-    assert "1 runs on a Ray cluster of this machine" in capsys.readouterr().out
-    assert main([*command, "--runs", str(tmp_path / "local")]) == 0
-    assert all_scores(tmp_path / "ray") == all_scores(tmp_path / "local")
-    assert not ray.is_initialized()
+    assert all_scores(tmp_path / "ray") == whole
 
 
 def test_tune_and_study_run_there_as_at_home(on_ray, in_process, tmp_path, monkeypatch, capsys):
@@ -292,3 +297,15 @@ def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
         RunError, match=f"connected to the Ray cluster at {here}, and a cluster of this machine was asked for"
     ):
         RayCluster().connect()
+
+
+def test_the_command_line_starts_a_cluster_and_stops_it(in_process, tmp_path, capsys):
+    import ray
+
+    ray.shutdown()  # other tests connect again
+    command = ["run", quick_file(tmp_path), "--scale", "tiny", "--method", "ewc", "--seeds", "1", "--workers", "1"]
+    assert main([*command, "--runs", str(tmp_path / "ray"), "--pool", "ray"]) == 0
+    assert "1 runs on a Ray cluster of this machine" in capsys.readouterr().out
+    assert main([*command, "--runs", str(tmp_path / "local")]) == 0
+    assert all_scores(tmp_path / "ray") == all_scores(tmp_path / "local")
+    assert not ray.is_initialized()

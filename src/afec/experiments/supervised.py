@@ -13,6 +13,7 @@ from typing import Any, ClassVar, get_args
 
 import torch
 
+from afec.data.root import data_root
 from afec.experiments.base import Context, OnProgress, Progress, Score, Section, Setup
 from afec.experiments.by_method import MethodExperiment, training_records
 from afec.experiments.hold_out import HOLD_OUT, PART, held_out
@@ -48,11 +49,27 @@ def training_of(section: Section, device: str | None = None) -> tuple[Schedule, 
 
 def build(setup: Setup, seed: int) -> tuple[Stream, Readout]:
     """The seed's stream, and its net before any learning: the same for every method."""
+    stream = _stream_of(setup, seed)
+    return stream, new_net(setup, stream, seed)
+
+
+def _stream_of(setup: Setup, seed: int) -> Stream:
     options = {key: value for key, value in setup.stream.items() if key not in ("name", HOLD_OUT)}
     stream = make_stream(setup.stream["name"], seed, **options)
     if HOLD_OUT in setup.stream:
         stream = held_out(stream, setup.stream[HOLD_OUT], seed)
-    return stream, new_net(setup, stream, seed)
+    return stream
+
+
+_SIZES: dict[tuple[str, Path, int], list[int]] = {}
+
+
+def _task_sizes(setup: Setup, seed: int) -> list[int]:
+    """How many samples each task has to learn from; kept, because a study has the same tasks in many rows."""
+    key = repr(sorted(setup.stream.items())), data_root(), seed
+    if key not in _SIZES:
+        _SIZES[key] = [task.train.size for task in _stream_of(setup, seed).tasks]
+    return _SIZES[key]
 
 
 def new_net(setup: Setup, stream: Stream, seed: int) -> Readout:
@@ -224,9 +241,8 @@ class Supervised(MethodExperiment):
     @classmethod
     def most_samples(cls, setup: Setup, context: Context) -> int | None:
         """Every task for all epochs of the schedule; AFEC's θ_e for as many, from the second task on; both phases of P&C."""
-        stream, _ = build(setup, context.seed)
+        sizes = _task_sizes(setup, context.seed)
         schedule, _ = training_of(setup.training, context.device)
-        sizes = [task.train.size for task in stream.tasks]
         terms = cls.terms(setup.method)
         again = sum(sizes[1:]) if "afec" in terms else 0
         again += sum(sizes) if "progress-compress" in terms else 0

@@ -1,1 +1,1 @@
-"""Tables and figures of what came out. Nothing is imported here: tables need no matplotlib, and it is 90 MB."""
+"""Tables and figures of what came out. Nothing is imported here, because tables need no matplotlib."""
