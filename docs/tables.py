@@ -22,7 +22,8 @@ A table stands below the comment that says what is in it, in TOML:
     <!-- end -->
 
 A method of another file is written `other/seeds.csv: ewc (λ=1)`; a difference with a name of its own is
-`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds: accuracies in per cent, returns as they are.
+`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds: accuracies in per cent, returns as
+they are.
 """
 
 from __future__ import annotations
