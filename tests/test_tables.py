@@ -187,7 +187,13 @@ def test_columns_of_other_lines(small, tmp_path):
 
 
 def test_returns_are_shown_as_they_are(small, tmp_path):
-    lines = ["method,seed,aac,score", "finetune,0,30,return", "finetune,1,40,return", "ewc,0,50,return", "ewc,1,61,return"]
+    lines = [
+        "method,seed,aac,score",
+        "finetune,0,30,return",
+        "finetune,1,40,return",
+        "ewc,0,50,return",
+        "ewc,1,61,return",
+    ]
     (tmp_path / "results" / "games.csv").write_text("\n".join(lines) + "\n")
     rows = small(file="games.csv", columns=["aac"], rows=["finetune", ["ewc", "finetune"]])
     assert rows[0] == "| `finetune` | 35.0 ± 7.1 |"

@@ -207,7 +207,7 @@ def _room_for(seen: Tensor, steps: int) -> Tensor:
     last = seen.dim() == 4 and seen.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if last else torch.contiguous_format
     shape = steps * len(seen), *seen.shape[1:]
-    return torch.empty(shape, dtype=seen.dtype, memory_format=layout).unflatten(0, (steps, len(seen)))
+    return torch.empty(shape, dtype=seen.dtype, memory_format=layout).view(steps, *seen.shape)
 
 
 def advantages(
