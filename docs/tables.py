@@ -11,6 +11,7 @@ A table stands below the comment that says what is in it, in TOML:
                                                   a name that the file does not have is a text that rows bring
     heads = { aac = "both (AAC)" }                other headings
     where = { benchmark = "digits" }              only lines with these values; a row may have its own, which is added
+    digits = 2                                    numbers as they are, and not in per cent: losses, perplexities
     cells = { GELU = { tasks = "…" } }            columns of `of` (AAC if not said), each of the lines with these values
     rows = [
       "finetune",                                 the method, as the file has it
@@ -22,7 +23,7 @@ A table stands below the comment that says what is in it, in TOML:
     <!-- end -->
 
 A method of another file is written `other/seeds.csv: ewc (λ=1)`; a difference with a name of its own is
-`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds, in per cent.
+`{ row = …, minus = …, name = … }`. Numbers are mean ± standard deviation over the seeds, in per cent unless `digits` is given.
 """
 
 from __future__ import annotations
@@ -95,18 +96,24 @@ def cell_of(spec: dict[str, Any], row: dict[str, Any], column: str) -> str:
     if column in MADE or any(column in line for line in lines_of(file)):
         found = {key: seeds_of(file, row[key], where) for key in ("row", "minus") if key in row}
         if "minus" in row:
-            return difference_cell(row, found["row"], found["minus"], column)
+            return difference_cell(row, found["row"], found["minus"], column, spec.get("digits"))
         if column == "compute":
-            unit = fmean(values(seeds_of(file, "finetune", where), "samples"))
-            return f"{fmean(values(found['row'], 'samples')) / unit:.2f} ×"
-        return plain_cell(found["row"], column)
+            one = fmean(values(seeds_of(file, "finetune", where), "samples"))
+            return f"{fmean(values(found['row'], 'samples')) / one:.2f} ×"
+        return plain_cell(found["row"], column, spec.get("digits"))
     if not any(isinstance(one, dict) and column in one for one in spec["rows"]):
         raise TableError(f"results/{file} has no column {column!r}, and no row brings a text of that name")
     return ""
 
 
-def plain_cell(seeds: Seeds, column: str) -> str:
+def unit(digits: int | None) -> tuple[int, int]:
+    """What numbers are multiplied by, and how many digits they have."""
+    return (100, 1) if digits is None else (1, digits)
+
+
+def plain_cell(seeds: Seeds, column: str, digits: int | None) -> str:
     """The mean of one method over its seeds."""
+    scale, digits = unit(digits)
     if column == "epochs":
         return f"{fmean(values(seeds, 'epochs')):.0f}"
     if column in PROTOCOL:
@@ -114,16 +121,17 @@ def plain_cell(seeds: Seeds, column: str) -> str:
     if column == "worst":
         return number(100 * min(values(seeds, "old_accuracy")), 0)
     mean, std = mean_and_std(values(seeds, column))
-    return number(100 * mean) + (f" ± {100 * std:.1f}" if len(seeds) > 1 else "")
+    return number(scale * mean, digits) + (f" ± {scale * std:.{digits}f}" if len(seeds) > 1 else "")
 
 
-def difference_cell(row: dict[str, Any], ours: Seeds, theirs: Seeds, column: str) -> str:
+def difference_cell(row: dict[str, Any], ours: Seeds, theirs: Seeds, column: str, digits: int | None) -> str:
     """The difference of two methods in points, with Student's 95 % interval and the seeds won; bold where zero is outside."""
     if ours.keys() != theirs.keys():
         raise TableError(f"{row['row']} has the seeds {sorted(ours)}, {row['minus']} has {sorted(theirs)}")
     found = paired_difference(values(ours, column), values(theirs, column))
-    low, high = (number(100 * (found.mean + sign * found.half_width), sign=True) for sign in (-1, 1))
-    mean = number(100 * found.mean, sign=True)
+    scale, digits = unit(digits)
+    low, high = (number(scale * (found.mean + sign * found.half_width), digits, sign=True) for sign in (-1, 1))
+    mean = number(scale * found.mean, digits, sign=True)
     return f"{f'**{mean}**' if found.distinguishable else mean} ({low} to {high}; {found.won} of {found.pairs})"
 
 

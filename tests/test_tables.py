@@ -80,6 +80,14 @@ def test_a_column_of_the_file_is_a_number_whether_or_not_it_has_a_heading(small,
     assert row == "| `finetune` | 35.0 ± 7.1 |"
 
 
+def test_losses_are_shown_as_they_are_by_hand(small):
+    """0.30 and 0.40; the difference of 0.2 and 0.3, whose interval is ± 12.706 · 0.05."""
+    asked = {"columns": ["aac"], "digits": 3}
+    assert small(**asked, rows=["finetune"]) == ["| `finetune` | 0.350 ± 0.071 |"]
+    (row,) = small(**asked, rows=[["ewc (λ=1)", "finetune"]])
+    assert row == "| `ewc` (λ=1) minus `finetune` | +0.250 (−0.385 to +0.885; 2 of 2) |"
+
+
 def test_the_protocol_of_a_row_is_a_text_and_two_of_them_are_no_one_row(small, tables, tmp_path):
     head, *lines = SEEDS.splitlines()
     file = tmp_path / "results" / "class.csv"
@@ -137,10 +145,10 @@ def test_every_folder_of_results_is_a_published_study():
     folders = {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
     others = folders - set(study_names())
     for line in (ROOT / "results" / "README.md").read_text().splitlines():
-        if script := re.match(r"\| `(\S+)` \|.*`python (bench/\w+\.py) ", line):
+        if script := re.match(r"\| `(\S+)` \|.*`python ((?:bench|examples)/\w+\.py) ", line):
             assert (ROOT / script[2]).is_file()
             others.discard(script[1])
-    assert not others, "neither a study nor the work of a script in bench/"
+    assert not others, "neither a study nor the work of a script in bench/ or examples/"
     for name in folders & set(study_names()):
         study = load_study(name)
         assert study.published
