@@ -55,7 +55,7 @@ def pretrained(seed: int, posterior: Path) -> torch.nn.Module:
     sizes = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 32, "n_layer": 1, "n_head": 2}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
     train(model, "base", afec.EWC(strength=0))
-    # A Fisher of sampled labels comes from those that the model thinks unlikely, and this one is nearly sure: so it is asked often.
+    # A sampled Fisher comes from labels that the model thinks unlikely. This one is nearly sure, so it is asked often.
     batch = {"input_ids": counting("base"), "labels": counting("base")}
     guard = afec.EWC(strength=1)
     with guard.learning(model, None, [batch] * 30, **causal_language_model()):
