@@ -103,7 +103,7 @@ class Heat:
     @property
     def confusion(self) -> bool:
         """Whether rows are tasks, and no times."""
-        return self.values.shape[0] == self.values.shape[1]
+        return len(self.values) == len(self.values.T)
 
     def level(self, value: float) -> float:
         """Where a value lies between dark, 0, and bright, 1."""
