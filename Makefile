@@ -11,8 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test quick bench evidence grid docs clean
 
 demo: .venv/core
-	$(BIN)/afec run digits-regression --method finetune ewc ewc@equal-compute ewc+afec ewc+recycle --seeds 5 \
-		--runs demo-output/runs --picture demo-output/circles.png
+	$(BIN)/afec study run demo --runs demo-output/runs --out demo-output
 	$(BIN)/afec report demo-output/runs -o demo-output/report.html
 
 test: .venv/dev

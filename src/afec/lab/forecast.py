@@ -85,11 +85,11 @@ def forecast(jobs: Sequence[Job], root: Path) -> Forecast:
     memories, disks = [], []
     for job in left:
         keys, work = keys_of(job.config), _work(job.config)
-        if key := next((key for key in keys if key in disk), None):
-            memories.append(memory[key])
-            disks.append(fmean(disk[key]))
-        if key := next((key for key in keys if (*key, work) in seconds), None):
-            found.append(fmean(seconds[*key, work]))
+        if kept := [key for key in keys if key in disk]:
+            memories.append(memory[kept[0]])
+            disks.append(fmean(disk[kept[0]]))
+        if timed := [key for key in keys if (*key, work) in seconds]:
+            found.append(fmean(seconds[*timed[0], work]))
             continue
         rate, samples = rates.get(_net(job.config)), None
         if rate and job.config.hash not in counts:  # counting reads the data
