@@ -10,8 +10,10 @@ import torch
 
 pytest.importorskip("gymnasium")
 
+from afec.nets import make_backbone
 from afec.rl.environments import ATARI, MINATAR, find_game, find_games
-from afec.rl.player import EnvironmentFaultError, Player
+from afec.rl.net import GameNet
+from afec.rl.player import EnvironmentFaultError, Player, as_tensor
 
 
 @pytest.mark.parametrize(
@@ -153,3 +155,20 @@ def test_stored_observations_are_narrow():
     assert as_tensor(np.zeros(2, dtype=np.float64)).dtype == torch.float32
     assert as_tensor(np.zeros(2, dtype=np.uint8)).dtype == torch.uint8
     assert as_tensor(np.zeros(2, dtype=np.bool_)).dtype == torch.bool
+
+
+def test_evaluating_an_atari_game_takes_no_new_memory_in_every_step():
+    """Before, each step of 30 copies took 3.4 MB more: an hour of Atari, all of the memory."""
+    pytest.importorskip("ale_py")
+    process, game = pytest.importorskip("psutil").Process(), find_game("atari", "CrazyClimber")
+    torch.manual_seed(0)
+    net = GameNet(make_backbone("atari", width=0.125, hidden=16), [game.actions]).to(memory_format=torch.channels_last)
+    player, generator = Player(game, 30, 5, training=False), np.random.default_rng(0)
+    seen = []
+    with torch.no_grad():
+        for _ in range(60):
+            net.policy(as_tensor(player.observations), 0)
+            player.step(generator.integers(0, game.actions, 30))
+            seen.append(process.memory_info().rss / 1e6)
+    player.close()
+    assert seen[-1] - seen[10] < 60  # 170 before
