@@ -171,4 +171,4 @@ def test_evaluating_an_atari_game_takes_no_new_memory_in_every_step():
             player.step(generator.integers(0, game.actions, 30))
             seen.append(process.memory_info().rss / 1e6)
     player.close()
-    assert seen[-1] - seen[10] < 60  # 170 before
+    assert seen[-1] - seen[10] < 60  # up to 170 before

@@ -138,9 +138,7 @@ class Player:
                 f"the game {self.game.name} raised {type(error).__name__} {at}: {error}. The last checkpoint is whole; "
                 "`afec resume` goes on from it once the environment is mended"
             ) from error
-        # A copy of our own: where the environments' buffer lies in the heap until the next step, the hole that a net's input has
-        # left around it is too small for the next input (glibc before 2.38), and every step takes new memory.
-        return self.game.filled(np.array(seen))
+        return self.game.filled(np.asarray(seen))
 
 
 def as_tensor(observations: NDArray[Any]) -> Tensor:
