@@ -269,8 +269,8 @@ def _roms() -> list[str]:
 def _give_large_blocks_back() -> None:
     """Let the C library take large blocks from the system and give them back, whatever it has learned of their size.
 
-    A net's input of frames is some MB. glibc before 2.38 often does not use a place again that an aligned block has left
-    (its bug 14581), so every step takes new memory: 13 GB in 150,000 steps. Other C libraries have no `mallopt`, and no need of it.
+    A net's input of frames is some MB. glibc before 2.38 often does not use a place again that an aligned block has
+    left (its bug 14581), so every step takes new memory: 13 GB in 150,000 steps. Other C libraries have no `mallopt`.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
