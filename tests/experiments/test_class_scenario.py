@@ -102,8 +102,9 @@ def test_a_run_gives_the_numbers_of_a_loop_by_hand(method, net, tmp_path):
             expected.append((after, number, task.name, *(f"{one:.6f}" for one in found), str(task.test.size)))
     with (run(config, 3, tmp_path).path / "scores.csv").open() as file:
         head, *rows = csv.reader(file)
-    assert head == ["after", "task", "name", "validation", "test", "size"]
-    assert [(int(after), int(task), *rest) for after, task, *rest in rows] == expected
+    assert head == ["after", "task", "name", "validation", "test", "size", "answers"]
+    assert [(int(after), int(task), *rest) for after, task, *rest, _ in rows] == expected
+    assert all(sum(map(int, answers.split())) == int(size) for *_, size, answers in rows)
     assert [row[:2] for row in expected] == seen_so_far(3)
 
 

@@ -2,7 +2,7 @@
 
 config.toml                   what was run
 env.json                      where: versions, commit, processor, host
-scores.csv                    after,task,name,validation,test,size,answers; after=0 is before the first task
+scores.csv                    after,task,name,validation,test,size, and answers in the scenario `class`; after=0: before the first task
 events.jsonl                  one line a step (an epoch) and one a task: rates, losses, samples, seconds; notes about faults
 checkpoint.safetensors        replaced as a whole; gone when the run is done
 checkpoint-before.safetensors the one before it, in case the last is damaged
@@ -127,11 +127,11 @@ class RunDirectory:
         """Write `scores.csv`, whole or not at all."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(
-            [s.after, s.task, s.name, _shown(s.validation), _shown(s.test), s.size, " ".join(map(str, s.answers))]
-            for s in scores
-        )
+        shown = len(COLUMNS) if any(s.answers for s in scores) else len(COLUMNS) - 1
+        writer.writerow(COLUMNS[:shown])
+        for s in scores:
+            answers = " ".join(map(str, s.answers))
+            writer.writerow([s.after, s.task, s.name, _shown(s.validation), _shown(s.test), s.size, answers][:shown])
         write_text(self.path / SCORES, text.getvalue())
 
     def append_events(self, events: Sequence[dict[str, Any]]) -> None:
