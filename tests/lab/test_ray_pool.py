@@ -249,7 +249,7 @@ def test_a_node_that_is_killed_in_the_middle_of_a_study_costs_nothing(cluster, n
     watcher = Killer()
     outcomes = execute(jobs, tmp_path / "ray", watcher=watcher, pool=make)
     assert [outcome.error for outcome in outcomes] == [None] * 3
-    assert any("another place: its node" in text for text in watcher.waits)
+    assert any("another place: its node" in text for text in watcher.waits), watcher.waits
     assert all_scores(tmp_path / "ray") == whole
 
 

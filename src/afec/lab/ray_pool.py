@@ -332,7 +332,8 @@ class RayPool:
     def _died(self, running: _Running, error: Exception) -> None:
         """Its worker or node has died: again, from its last checkpoint, unless it dies again and again."""
         alive = {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
-        what = "worker" if running.node in alive or not running.node else "node"
+        told = isinstance(error, self.ray.exceptions.NodeDiedError)  # sooner, it may be, than the list of nodes knows
+        what = "node" if told or (running.node and running.node not in alive) else "worker"
         reason = f"its {what}{f' {running.host}' if running.host else ''} died ({_short(error)})"
         saved = _saved(running.work)
         if what == "worker":  # a node that dies is not the fault of what ran there
