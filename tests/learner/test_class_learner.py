@@ -66,7 +66,9 @@ def test_a_class_is_told_from_all_classes_so_far(kind):
                 right = logits.argmax(1) == task.test.targets + sum([3, 2, 2][:number])
                 assert score[:3] == (task.name, pytest.approx(right.float().mean().item()), task.test.size)
                 ends = torch.tensor([3, 2, 2][:count]).cumsum(0)
-                assert score.answers == tuple(torch.bucketize(logits.argmax(1), ends, right=True).bincount(minlength=count))
+                assert score.answers == tuple(
+                    torch.bucketize(logits.argmax(1), ends, right=True).bincount(minlength=count)
+                )
                 truth = torch.tensor(task.classes)[task.test.targets]
                 predicted = learner.predict(task.test.inputs)  # nobody says which task
                 assert predicted.eq(truth).equal(right)

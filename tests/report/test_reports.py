@@ -110,7 +110,10 @@ def test_figures(runs, tmp_path, figure):
         (["--where", "net.nmae=lenet"], "--where net.nmae=lenet: none of the 10 runs"),
         (["--figure", "strength"], "give the file to draw it into, e.g. -o strength.png"),
         (["--where", "scale=none"], "--where scale=none: unknown scale 'none'. Known: "),
-        (["--figure", "strength", "-o", "x.png"], "different tasks, nets, memories or prediction rules (setting two-task; setting transfer)"),
+        (
+            ["--figure", "strength", "-o", "x.png"],
+            "different tasks, nets, memories or prediction rules (setting two-task; setting transfer)",
+        ),
         (["--figure", "strength", "-o", "x.png", "--where", "stream.setting=transfer"], "run a grid first"),
     ],
 )

@@ -2,7 +2,7 @@
 
 config.toml                   what was run
 env.json                      where: versions, commit, processor, host
-scores.csv                    after,task,name,validation,test,size, and answers in the scenario `class`; after=0: before the first task
+scores.csv                    after,task,name,validation,test,size, and answers in the scenario `class`; after=0: at the start
 events.jsonl                  one line a step (an epoch) and one a task: rates, losses, samples, seconds; notes about faults
 checkpoint.safetensors        replaced as a whole; gone when the run is done
 checkpoint-before.safetensors the one before it, in case the last is damaged

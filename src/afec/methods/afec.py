@@ -302,7 +302,9 @@ class AFEC(FisherFields, OptionTerm):
         return {"optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers], "lrs": lrs}
 
     def _posterior(self, task: GuardedTask, *purpose: object) -> dict[str, dict[str, Tensor]]:
-        precision = self._fisher(task, "afec", *purpose)  # before the copy of the weights: the pass is the peak of the memory
+        precision = self._fisher(
+            task, "afec", *purpose
+        )  # before the copy of the weights: the pass is the peak of the memory
         return self.at_rest(mean=task.values(), precision=precision)
 
     def _fisher(self, task: GuardedTask, *purpose: object) -> dict[str, Tensor]:
