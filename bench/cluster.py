@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import statistics
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,15 +25,21 @@ from pathlib import Path
 
 import torch
 
-import afec.cli.work  # what `afec run` has imported when it drives  # noqa: F401
-from afec.lab import execute, find_runs, plan
+from afec.lab import find_runs
 from afec.lab.forecast import forecast
 from afec.lab.ray_cluster import RayCluster
 from afec.lab.ray_pool import RayPool
 from afec.lab.studies import load_study
 from afec.lab.torchrun import joined, processes_of_torchrun
 from afec.parallel import grouped
-from ray_kills import METHODS, QUICK
+from ray_kills import METHODS, SETS
+
+
+def study(seeds: int, epochs: int, *more: str) -> list[str]:
+    """A command of small runs."""
+    sets = [text.replace("max_epochs=25", f"max_epochs={epochs}") for text in SETS]
+    given = ["--method", *METHODS, "--seeds", str(seeds), "--set", *sets]
+    return [sys.executable, "-m", "afec", "run", "digits", *given, *more]
 
 
 def nothing(channel: object) -> None:
@@ -61,14 +68,12 @@ def overhead(rounds: int, epochs: int) -> dict[str, object]:
     a cluster waits with more processes.
     """
     folder = Path(tempfile.mkdtemp())
-    (folder / "quick.toml").write_text(QUICK.replace("max_epochs = 25", f"max_epochs = {epochs}"))
-    command = [sys.executable, "-m", "afec", "run", str(folder / "quick.toml"), "--method", *METHODS, "--seeds", "2"]
     beside: dict[str, list[float]] = {"local": [], "ray": []}
     taken: list[float] = []
     for number in range(rounds):
         for name, found in beside.items():
             root = folder / f"{name}{number}"
-            whole = cpu_seconds([*command, "--workers", "2", "--runs", str(root), "--pool", name])
+            whole = cpu_seconds(study(2, epochs, "--workers", "2", "--runs", str(root), "--pool", name))
             runs = [float(json.loads((run.path / "DONE").read_text())["cpu_seconds"]) for run in find_runs(root)]
             taken.append(sum(runs) / len(runs))
             found.append(whole - sum(runs))
@@ -91,13 +96,6 @@ def queue(count: int) -> dict[str, object]:
     return {"jobs": count, "seconds": seconds}
 
 
-def resident() -> dict[str, float]:
-    import psutil
-
-    found = psutil.Process().memory_full_info()
-    return {"rss_mb": found.rss / 2**20, "pss_mb": found.pss / 2**20, "own_mb": found.uss / 2**20}
-
-
 def grid(root: Path) -> None:
     """What is left of the paper's Table 2, benchmark by benchmark."""
     jobs = load_study("classification-table").jobs(lambda *_: None)
@@ -110,30 +108,23 @@ def grid(root: Path) -> None:
 
 
 def driver(count: int) -> dict[str, object]:
-    """A study of so many runs is planned and begun on a cluster, and stopped after a few."""
+    """The memory of `afec run --pool ray` with so many runs, from its beginning until 20 of them are done; then it is stopped."""
+    import psutil
+
     folder = Path(tempfile.mkdtemp())
-    (folder / "quick.toml").write_text(QUICK.replace("max_epochs = 25", "max_epochs = 1"))
-    before = resident()
-    jobs = plan([str(folder / "quick.toml")], ["finetune"], range(count))
-    seen: list[dict[str, float]] = []
-
-    class Enough:
-        def on_outcome(self, outcome: object) -> None:
-            seen.append(resident())
-            if len(seen) == 20:
-                raise KeyboardInterrupt
-
-        def on_progress(self, *arguments: object) -> None:
-            pass
-
-        on_wait = on_stop = on_progress
-
-        def on_tick(self) -> None:
-            pass
-
-    with RayCluster(None, 2) as cluster, suppress(KeyboardInterrupt):
-        execute(jobs, folder / "runs", watcher=Enough(), pool=cluster)  # type: ignore[arg-type]
-    return {"jobs": len(jobs), "before": before, "most": max(seen, key=lambda found: found["rss_mb"])}
+    words = study(count // len(METHODS), 1, "--pool", "ray", "--runs", str(folder / "runs"))
+    command = psutil.Popen(words, stdout=subprocess.DEVNULL)
+    most, torch_is_there, done = {"rss": 0}, False, 0
+    while done < 20:
+        done = len(list(folder.glob("runs/*/*/*/*/DONE")))
+        found = command.memory_full_info()
+        torch_is_there = torch_is_there or any("libtorch" in one.path for one in command.memory_maps())
+        if found.rss > most["rss"]:
+            most = {key: getattr(found, key) for key in ("rss", "pss", "uss")}
+        time.sleep(0.2)
+    command.send_signal(signal.SIGINT)
+    command.wait()
+    return {"jobs": count, "torch": torch_is_there, **{f"{key}_mb": value / 2**20 for key, value in most.items()}}
 
 
 def step_seconds() -> dict[str, float]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from afec.experiments import Score
-from afec.files import write_text
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve
 from afec.report.page import page
 from afec.report.reading import read
+from afec.whole_files import write_text
 
 METHODS = (
     *("finetune", "ewc", "ewc@equal-compute", "ewc+afec", "mas", "mas@equal-compute", "mas+afec"),

@@ -12,8 +12,8 @@ from hypothesis import settings
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from afec.experiments import Score
-from afec.files import write_text
 from afec.lab import RunDirectory, engine, job, local_pool
+from afec.whole_files import write_text
 from pool_here import PoolHere
 from small_processes import forkserver
 

@@ -18,7 +18,7 @@ import pytest
 
 from afec.cli import main
 from afec.cli.reports import check_arguments
-from afec.files import write_text
+from afec.whole_files import write_text
 from small_processes import ForkedCommand
 
 ROOT = Path(__file__).parent.parent

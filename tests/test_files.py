@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from afec.files import MAX_DEPTH, FileError, load_tree, save_tree, write_text
+from afec.files import MAX_DEPTH, FileError, load_tree, save_tree
+from afec.whole_files import write_text
 
 
 def same(a, b):

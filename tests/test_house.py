@@ -15,7 +15,10 @@ from afec.methods.expression import FINETUNE, METHODS
 SOURCE = Path(afec.__file__).parent
 # A room imports only rooms before it.
 ROOMS = [
+    "whole_files",
     "files",
+    "stopping",
+    "source",
     "naming",
     "randomness",
     "progress",
@@ -39,7 +42,7 @@ ROOMS = [
     "integrations",
     "cli",
 ]
-LAB_IMPORTS = {"files", "naming", "randomness", "parallel", "data.root", "metrics", "experiments", "lab"}
+LAB_IMPORTS = {"files", "whole_files", "naming", "randomness", "parallel", "data.root", "metrics", "experiments", "lab"}
 """All that lab may know of the house: what is run is behind `experiments`."""
 
 

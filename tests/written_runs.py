@@ -6,9 +6,9 @@ import json
 import math
 
 from afec.experiments import Context, Score
-from afec.files import write_text
 from afec.lab import RunDirectory, load_benchmark, resolve
 from afec.lab.spec import merged
+from afec.whole_files import write_text
 
 PLACE = {"afec": "0.1.0", "python": "3.11", "torch": "2.13.0", "numpy": "2", "commit": "", "host": "here", "threads": 1}
 

@@ -1,4 +1,4 @@
-"""Trees of tensors in one safetensors file, and files that are whole or not there at all.
+"""Trees of tensors in one safetensors file.
 
 A tree is what a state is made of: dicts (with string or int keys), lists and tuples, nested, with tensors, numbers, bools,
 strings and None in them. `save_tree` puts its tensors into a `.safetensors` file under their place in the tree
@@ -16,13 +16,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import stat
 import struct
-import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-__all__ = ["FileError", "Tree", "load_tree", "save_tree", "why_unwritable", "write_bytes", "write_text"]
+from afec.whole_files import FileError, replacing
+
+__all__ = ["FileError", "Tree", "load_tree", "save_tree"]
 
 Tree = Any
 """Dicts, lists, tuples, tensors, numbers, bools, strings and None; mypy has no finite name for it that callers could use."""
@@ -47,36 +46,8 @@ _DTYPES = {
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-class FileError(ValueError):
-    """A file that is missing, damaged or not one of ours. Says which, what is wrong and what to do."""
-
-
 class _DamageError(Exception):
     """What is wrong inside a file, on its way to becoming a FileError."""
-
-
-def why_unwritable(folder: Path) -> str:
-    """Why no file can be written into a folder, which need not exist yet; empty where one can. Leaves nothing behind."""
-    folder = folder.absolute()
-    above = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if not above.is_dir():
-        return f"{above} is a file"
-    try:
-        with tempfile.TemporaryFile(dir=above):
-            return ""
-    except OSError as error:
-        return f"{above}: {error.strerror or error}"
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` as UTF-8, just as it is; `path` has its old content or all of the new one, never a part."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data`; `path` has its old content or all of the new one, never a part."""
-    with _replacing(Path(path)) as temporary:
-        temporary.write_bytes(data)
 
 
 def save_tree(path: str | os.PathLike[str], tree: Tree) -> None:
@@ -94,7 +65,7 @@ def save_tree(path: str | os.PathLike[str], tree: Tree) -> None:
         "afec.checksum": _checksum(structure, tensors),
     }
     path = Path(path)
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         # safetensors makes files that only their owner may read; ours are like any other file.
         mode = stat.S_IMODE(temporary.stat().st_mode)
         try:
@@ -130,23 +101,6 @@ def load_tree(path: str | os.PathLike[str], device: str | torch.device = "cpu") 
     except _DamageError as damage:
         raise FileError(f"{path}: {damage}; give a file written by afec, or make it anew") from damage.__cause__
     return tree
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """An empty file beside `path` that takes its place if the block ends well and is removed if not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
-    try:
-        temporary.touch(exist_ok=False)
-        yield temporary
-        # Its bytes reach the disk before its name does; otherwise a power cut could leave the name with nothing behind it.
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _encode(value: Tree, place: tuple[str | int, ...], tensors: dict[str, Tensor]) -> Any:

@@ -328,7 +328,7 @@ def test_what_the_system_says_about_an_unwritable_place_is_passed_on(in_process,
     def refuse(dir):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("afec.files.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("afec.whole_files.tempfile.TemporaryFile", refuse)
     command = ["run", "digits", *SMALL, "--method", "finetune", "--seeds", "1", "--runs", str(tmp_path / "runs")]
     assert main(command) == 2
     assert capsys.readouterr().err == (
@@ -337,7 +337,7 @@ def test_what_the_system_says_about_an_unwritable_place_is_passed_on(in_process,
     )
     assert list(tmp_path.iterdir()) == []
     with monkeypatch.context() as patch:
-        patch.setattr("afec.files.tempfile.TemporaryFile", tempfile.SpooledTemporaryFile)
+        patch.setattr("afec.whole_files.tempfile.TemporaryFile", tempfile.SpooledTemporaryFile)
         assert main(command) == 0
     assert main(command) == 0  # finished runs are shown from where nothing can be written
 
@@ -600,6 +600,21 @@ assert not {{"torch", "numpy", "matplotlib"}} & set(sys.modules), "help has impo
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "afec" in done.stdout
+
+
+def test_what_drives_a_cluster_does_without_pytorch():
+    """Until its runs are done: then there are tables to be made."""
+    code = """
+import sys
+import afec.cli.work, afec.lab.estimate, afec.lab.ray_cluster, afec.lab.studies
+from afec.cli.pools import planned
+from afec.lab import plan, Place
+jobs = planned("ray", plan, ["digits"], ["ewc+afec"], [0, 1], "smoke", place=Place())
+assert [str(job) for job in jobs] == [f"digits, ewc+afec, seed {seed}" for seed in (0, 1)], jobs
+assert not {"torch", "matplotlib"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_the_help_says_is_what_the_rooms_say():

@@ -214,6 +214,6 @@ def test_ctrl_c_in_a_tuning_is_a_sentence(monkeypatch, tmp_path, capsys):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("afec.cli.work.tune_method", interrupted)
+    monkeypatch.setattr("afec.lab.tuning.tune", interrupted)
     assert main(["tune", "digits", "-m", "ewc", "--runs", str(tmp_path)]) == 130
     assert capsys.readouterr().err.strip() == "stopped; the same command goes on where it was"

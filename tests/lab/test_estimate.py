@@ -7,9 +7,9 @@ import json
 import pytest
 
 from afec.cli import main
-from afec.files import write_text
 from afec.lab import Job, RunDirectory, process_memory
 from afec.lab.estimate import Estimate, estimate
+from afec.whole_files import write_text
 from small_lab import quick_config, quick_file
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from afec.cli import main
 from afec.experiments import Context
-from afec.files import write_text
 from afec.lab import Job, RunDirectory
 from afec.lab.forecast import Forecast, forecast
 from afec.streams import digits
+from afec.whole_files import write_text
 from small_lab import quick_config, quick_file
 
 

@@ -13,10 +13,10 @@ import pytest
 
 import afec
 from afec.cli import main
-from afec.files import write_text
 from afec.lab import Job, Place, RunError, execute, find_runs, plan, ray_pool, run, wandb
 from afec.lab.directory import TUNING
 from afec.lab.ray_node import versions
+from afec.whole_files import write_text
 from small_lab import TEXT, quick_config, quick_file
 from small_processes import all_scores
 from small_tuning import GRIDS

@@ -188,7 +188,7 @@ def test_a_damaged_checkpoint_never_takes_the_place_of_the_whole_one_before_it(t
     def kill(path, tree):
         raise Killed
 
-    monkeypatch.setattr("afec.lab.directory.save_tree", kill)
+    monkeypatch.setattr("afec.files.save_tree", kill)
     with pytest.warns(RuntimeWarning, match="went on from"), pytest.raises(Killed):
         run(config, 0, tmp_path)
     state, faults = directory.load_checkpoint()

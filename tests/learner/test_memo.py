@@ -15,6 +15,7 @@ from afec.learner import memo as memo_module
 from afec.learner.machine import Machine
 from afec.learner.tasks import Batches, BatchLoss
 from afec.nets import MultiHead
+from afec.source import CANNOT_TRAIN, PACKAGE, source_digest
 from small_learning import SHORT, few_tasks, numbers, same, small_learner
 
 GUARDS = {
@@ -208,15 +209,15 @@ def test_the_digest_is_of_the_code_that_trains(tmp_path):
     for name, text in (("one.py", "a"), ("one.py", "b"), ("two.py", "b")):
         file = file.rename(file.with_name(name)) if file.exists() else file.with_name(name)
         file.write_text(text)
-        digests.add(memo_module.source_digest([file], tmp_path))
+        digests.add(source_digest([file], tmp_path))
     assert len(digests) == 3
-    assert memo_module.source_digest([file], tmp_path) in digests
+    assert source_digest([file], tmp_path) in digests
 
 
 def test_rooms_that_are_left_out_cannot_change_a_training():
     """They come after the learner, which imports only rooms before it (tests/test_house.py)."""
-    rooms = {name.removesuffix(".py") for name in memo_module.CANNOT_TRAIN}
-    assert all((memo_module.PACKAGE / name).exists() for name in memo_module.CANNOT_TRAIN)
+    rooms = {name.removesuffix(".py") for name in CANNOT_TRAIN}
+    assert all((PACKAGE / name).exists() for name in CANNOT_TRAIN)
     trains = {name.split(".")[1] for name in _loaded_by("afec.learner") if name.startswith("afec.")}
     assert "learner" in trains
     assert not rooms & trains

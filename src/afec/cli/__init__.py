@@ -96,9 +96,8 @@ def run(
 
     found = load_tuned(tuned) if tuned else None
     sets = _with_device(set_, device)
-    jobs = plan(
-        benchmarks, method, range(first_seed, first_seed + seeds), scale, sets, found, pools.place_of(pool, data)
-    )
+    all_seeds, place = range(first_seed, first_seed + seeds), pools.place_of(pool, data)
+    jobs = pools.planned(pool, plan, benchmarks, method, all_seeds, scale, sets, found, place)
     with pools.opened(pool, address, cpus, gpus, ship, workers, runs, device) as made:
         how = work.How(runs, workers, tensorboard, made, wandb)
         if dry_run:
@@ -298,8 +297,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if show is not None:
             show()
             return int(getattr(error, "exit_code", 2))
-        from afec.files import FileError
         from afec.lab import RunError, SpecError
+        from afec.whole_files import FileError
 
         if not isinstance(error, SpecError | RunError | FileError):
             raise

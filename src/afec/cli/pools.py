@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
@@ -13,7 +18,10 @@ if TYPE_CHECKING:
     from afec.lab import Place
     from afec.lab.engine import MakePool
 
-__all__ = ["Address", "Cpus", "Gpus", "PoolName", "Ship", "opened", "place_of"]
+__all__ = ["Address", "Cpus", "Gpus", "PoolName", "Ship", "opened", "place_of", "planned"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PoolName = Annotated[str, typer.Option("--pool", help="Where to run: local (processes of this machine) or ray.")]
 Address = Annotated[
@@ -40,12 +48,21 @@ Ship = Annotated[
 
 def place_of(pool: str, data: Path | None, device: str | None = None) -> Place:
     """Device and data directory; on a cluster each node has a data directory of its own, unless one is given."""
-    from afec.data.root import data_root
     from afec.lab import Place
 
     if pool == "ray":
         return Place(device, None if data is None else data.expanduser().absolute())
+    from afec.data.root import data_root
+
     return Place(device, data_root(data).absolute())
+
+
+def planned(pool: str, plan: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
+    """What `plan` returns. For a cluster it is called in a process of its own: what drives one for days holds no PyTorch."""
+    if pool != "ray" or "torch" in sys.modules:
+        return plan(*arguments, **options)
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as other:
+        return other.submit(plan, *arguments, **options).result()
 
 
 @contextmanager
@@ -65,9 +82,7 @@ def opened(
 
     if pool not in ("local", "ray"):
         raise SpecError(f"--pool {pool}: {unknown('pool', pool, ['local', 'ray'])}")
-    from afec.lab.torchrun import processes_of_torchrun
-
-    if processes_of_torchrun() > 1:
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
         if pool != "local":
             raise SpecError("torchrun runs one run at a time in all its processes; leave --pool out, or torchrun")
         with _torchrun(device) as made:

@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.console import Console
 
 from afec.experiments import EXPERIMENTS, find_experiment
-from afec.files import why_unwritable, write_text
 from afec.lab import RunConfig, RunDirectory, RunError, SpecError, find_runs
 from afec.lab.spec import value_of
 from afec.methods.expression import FINETUNE, terms_of
@@ -25,8 +24,9 @@ from afec.report.rows import Row, one_problem, ordered, problems, readable, rows
 from afec.report.study_figure import draw_study, heading
 from afec.report.study_tables import print_tables, tables_of, to_csv
 from afec.report.table import Table, to_latex, to_markdown
+from afec.whole_files import why_unwritable, write_text
 
-__all__ = ["FIGURES", "PICTURES", "check_out", "report", "write"]
+__all__ = ["FIGURES", "PICTURES", "report", "write"]
 
 PICTURES = (".png", ".svg", ".pdf")
 FIGURES = ("study", *CHARTS)
@@ -195,12 +195,12 @@ def check_arguments(
     if out and out.suffix not in (*PAGES, *PICTURES, *TABLES):
         raise SpecError(f"--out {out}: expected a file name that ends in {', '.join((*PAGES, *PICTURES, *TABLES))}")
     if out:
-        check_out(out)
+        _check_out(out)
     for text in where:
         _condition(text)
 
 
-def check_out(out: Path) -> None:
+def _check_out(out: Path) -> None:
     """Raise where the file could not be written, before hours of work."""
     if out.is_dir():
         raise _unwritable(out, "it is a directory")

@@ -12,6 +12,8 @@ from afec.cli.data import Data
 from afec.cli.pools import Address, Cpus, Gpus, PoolName, Ship
 
 if TYPE_CHECKING:
+    from afec.cli.work import How
+    from afec.lab import Job, Place
     from afec.lab.spec import Changes
     from afec.lab.studies import Study, TunedFor
 
@@ -86,30 +88,49 @@ def run(
     if dry_run:
         show(name, scale, runs, data)
         return
-    from afec.cli import pools, reports, work
-    from afec.data.root import data_root, data_root_is
-    from afec.lab.config import grid
-    from afec.lab.spec import load_benchmark
-    from afec.lab.studies import load_study
-    from afec.lab.tuning import Plan
+    from afec.cli import pools, work
 
-    found = load_study(name).at(scale)
-    folder = out or Path("results") / (found.name if scale == "full" else f"{found.name}-{scale}")
-    reports.check_out(folder / "seeds.csv")
     place = pools.place_of(pool, data)
+    found, jobs = pools.planned(pool, _planned, name, scale, runs, place)
+    folder = out or Path("results") / (found.name if scale == "full" else f"{found.name}-{scale}")
+    work.check_writable("--out", folder, folder)
     with pools.opened(pool, address, cpus, gpus, ship, workers, runs) as made:
         how = work.How(runs, workers, tensorboard, made, wandb)
-        for search in found.tune:
-            (changes,) = grid(search.set)
-            seeds = range(search.first_seed, search.first_seed + search.seeds)
-            benchmark = load_benchmark(search.benchmark)
-            for method in search.methods:
-                plan = Plan(benchmark, method, search.scale, changes, seeds, together=search.together, place=place)
-                work.tune(plan, how, search.benchmark, _tuned_file(found, runs, search.benchmark, method, search.scale))
-        own = work.do(found.jobs(_tuned(found, runs), place), how, None)
+        if found.tune:
+            _tune(found, how, place)
+            _, jobs = _planned(name, scale, runs, place)
+        own = work.do(jobs, how, None)
+    from afec.cli import reports
+    from afec.data.root import data_root, data_root_is
+
     with data_root_is(data_root(data)):
         for output in found.outputs:
             reports.write(_console(), own, folder / output.file, output.figure, output.where, runs)
+
+
+def _planned(name: str, scale: str, runs: Path, place: Place) -> tuple[Study, list[Job]]:
+    """The study, and its runs as far as the searches are done."""
+    from afec.lab.studies import load_study
+
+    found = load_study(name).at(scale)
+    return found, found.jobs(_tuned(found, runs), place)
+
+
+def _tune(found: Study, how: How, place: Place) -> None:
+    """Search what the study wants searched."""
+    from afec.cli import work
+    from afec.lab.config import grid
+    from afec.lab.spec import load_benchmark
+    from afec.lab.tuning import Plan
+
+    for search in found.tune:
+        (changes,) = grid(search.set)
+        seeds = range(search.first_seed, search.first_seed + search.seeds)
+        benchmark = load_benchmark(search.benchmark)
+        for method in search.methods:
+            plan = Plan(benchmark, method, search.scale, changes, seeds, together=search.together, place=place)
+            file = _tuned_file(found, how.runs, search.benchmark, method, search.scale)
+            work.tune(plan, how, search.benchmark, file)
 
 
 def _tuned(found: Study, runs: Path) -> TunedFor:

@@ -1,7 +1,7 @@
 """What `afec run`, `afec tune` and `afec resume` do once their arguments are read.
 
-Apart from the commands, because tables take a second to import. Pictures are imported when one is drawn: a command that drives
-a cluster for days holds no matplotlib.
+Apart from the commands, because tables take a second to import. Tables and pictures are imported when they are made: a command
+that drives a cluster for days holds neither PyTorch nor matplotlib.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
-from afec.files import FileError, why_unwritable, write_text
 from afec.lab import Job, RunConfig, RunDirectory, SpecError, check_runnable, execute
 from afec.lab.directory import TUNING
 from afec.lab.engine import MakePool, Watcher, workers_for
 from afec.lab.estimate import Estimate, estimate
-from afec.lab.forecast import forecast
 from afec.lab.progress import LiveProgress
 from afec.lab.tensorboard import check_tensorboard
-from afec.lab.tuning import Plan, rehearse, trials_of, without_grid
-from afec.lab.tuning import tune as tune_method
 from afec.lab.wandb import WandbLog, check_wandb
-from afec.report.rows import Row, readable
-from afec.report.study_tables import print_tables
-from afec.report.table import print_table
+from afec.whole_files import FileError, why_unwritable, write_text
 
-__all__ = ["How", "console_here", "do", "say_trials", "say_what", "tune"]
+if TYPE_CHECKING:
+    from afec.lab.tuning import Plan
+
+__all__ = ["How", "check_writable", "console_here", "do", "say_trials", "say_what", "tune"]
 
 STOPPED = (
     "stopped; finished runs are kept: the same command goes on, and `afec resume {}` finishes the runs that were begun"
@@ -66,6 +64,9 @@ class How:
 
 def say_what(jobs: Sequence[Job], how: How) -> None:
     """The runs of a study, and how long they may take."""
+    from afec.lab.forecast import forecast
+    from afec.report.rows import Row
+
     console, workers = console_here(), how.workers or workers_for(jobs)
     for label in dict.fromkeys(f"{job.config.benchmark}, {Row(job.config).label}" for job in jobs):
         console.print(label, highlight=False, soft_wrap=True)
@@ -80,6 +81,8 @@ def say_what(jobs: Sequence[Job], how: How) -> None:
 
 def say_trials(plan: Plan, how: How) -> None:
     """The trials of a tuning, and how long they may take."""
+    from afec.lab.tuning import rehearse
+
     console, root = console_here(), how.runs / TUNING
     _say_default_grids(console, plan)
     cost = Estimate(0, 0, 0, 0.0)
@@ -104,6 +107,8 @@ def say_trials(plan: Plan, how: How) -> None:
 
 
 def _say_default_grids(console: Console, plan: Plan) -> None:
+    from afec.lab.tuning import without_grid
+
     for term in without_grid(plan):
         text = f"{plan.benchmark.name} has no grid for {term}: the default one is searched; [tune.{term}] gives another"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -111,16 +116,18 @@ def _say_default_grids(console: Console, plan: Plan) -> None:
 
 def tune(plan: Plan, how: How, benchmark: str, out: Path | None) -> None:
     """Tune, and write what was found; `benchmark` is how the user has called it."""
+    from afec.lab import tuning
     from afec.report.search import draw_search, trials_table
+    from afec.report.table import print_table
 
-    _check_writable("--runs", how.runs, how.runs)
+    check_writable("--runs", how.runs, how.runs)
     if out:
-        _check_writable("--out", out, out.parent)
+        check_writable("--out", out, out.parent)
     console = console_here()
     _say_default_grids(console, plan)
-    with LiveProgress(console, trials_of(plan) * len(plan.seeds)) as watch:
+    with LiveProgress(console, tuning.trials_of(plan) * len(plan.seeds)) as watch:
         try:
-            tuned = tune_method(
+            tuned = tuning.tune(
                 plan, how.runs / TUNING, how.workers, how.watching(watch), board=how.board, pool=how.pool
             )
         except KeyboardInterrupt as stop:
@@ -149,7 +156,7 @@ def do(jobs: Sequence[Job], how: How, picture: Path | None) -> list[tuple[RunCon
     if picture:
         _check_picture(picture, jobs)
     if not all(RunDirectory.of(how.runs, job.config, job.seed).done for job in jobs):
-        _check_writable("--runs", how.runs, how.runs)
+        check_writable("--runs", how.runs, how.runs)
     origins = check_runnable(jobs) if how.pool is None else []  # every node of a cluster does it for itself
     console, workers, runs = console_here(), how.workers or workers_for(jobs), how.runs
     for words in origins:
@@ -162,6 +169,8 @@ def do(jobs: Sequence[Job], how: How, picture: Path | None) -> list[tuple[RunCon
         except KeyboardInterrupt as stop:
             print(STOPPED.format(runs), file=sys.stderr)
             raise typer.Exit(130) from stop
+    from afec.report.study_tables import print_tables
+
     runs_done = [(outcome.job.config, outcome.directory) for outcome in outcomes]
     print_tables(console, runs_done)
     if picture:
@@ -175,7 +184,7 @@ def do(jobs: Sequence[Job], how: How, picture: Path | None) -> list[tuple[RunCon
     return runs_done
 
 
-def _check_writable(option: str, given: Path, folder: Path) -> None:
+def check_writable(option: str, given: Path, folder: Path) -> None:
     """Before hours of work, in one line."""
     if why := why_unwritable(folder):
         raise SpecError(f"{option} {given} cannot be written to ({why}); give a directory that you may write to")
@@ -184,6 +193,7 @@ def _check_writable(option: str, given: Path, folder: Path) -> None:
 def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
     """Before hours of work, not after them."""
     from afec.cli.reports import PICTURES
+    from afec.report.rows import Row
 
     if picture.suffix not in PICTURES:
         raise SpecError(f"--picture {picture}: expected a file name that ends in {', '.join(PICTURES)}")
@@ -197,6 +207,7 @@ def _check_picture(picture: Path, jobs: Sequence[Job]) -> None:
 
 
 def _draw(console: Console, picture: Path, runs: Sequence[tuple[RunConfig, RunDirectory]]) -> None:
+    from afec.report.rows import readable
     from afec.report.study_figure import draw_study
 
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from afec.files import FileError
+from afec.whole_files import FileError
 
 __all__ = ["VARIABLE", "DataError", "data_root", "data_root_is"]
 

@@ -20,10 +20,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from afec.learner import NEVER, Stop, TaskRecord
 from afec.metrics import ANY, FRACTION, Limits
+from afec.stopping import NEVER, Stop
+
+if TYPE_CHECKING:
+    from afec.learner import TaskRecord
 
 __all__ = [
     "ACCURACY",

@@ -15,7 +15,7 @@ import torch
 
 from afec.experiments.base import RETURN, Context, OnProgress, Progress, Score, Section, Setup
 from afec.experiments.by_method import MethodExperiment, WithoutMethod, training_records
-from afec.files import load_tree, save_tree, write_text
+from afec.files import load_tree, save_tree
 from afec.guard import Guard
 from afec.learner import TaskRecord
 from afec.learner.machine import check_device
@@ -28,6 +28,7 @@ from afec.rl.learner import GameLearner, Measuring, Update
 from afec.rl.net import GameNet
 from afec.rl.ppo import PPO
 from afec.strategy import Strategy
+from afec.whole_files import write_text
 
 __all__ = ["AGENTS", "CURVE", "DORMANT", "Games", "ScratchGames", "load_agent", "new_game_net"]
 

@@ -17,7 +17,6 @@ from afec.data.root import data_root
 from afec.experiments.base import Context, OnProgress, Progress, Score, Section, Setup
 from afec.experiments.by_method import MethodExperiment, training_records
 from afec.experiments.hold_out import HOLD_OUT, PART, held_out
-from afec.files import write_text
 from afec.learner import Learner, LinearProbe, Machine, Memo, Schedule, TaskRecord
 from afec.learner import Progress as Epochs
 from afec.methods.expression import make_method
@@ -27,6 +26,7 @@ from afec.nets.readout import ClassifierKind
 from afec.randomness import forked, seed_from
 from afec.strategy import ScenarioWarning, as_strategy
 from afec.streams import STREAMS, Stream, check_stream, make_stream
+from afec.whole_files import write_text
 
 __all__ = ["Supervised", "build", "new_net", "training_of", "write_transfers"]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from afec.experiments import NEVER, Stop
-from afec.parallel import Group
+
+if TYPE_CHECKING:
+    from afec.parallel import Group
 
 __all__ = ["AgreedStop", "Latch"]
 

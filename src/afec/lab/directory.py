@@ -30,13 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afec.experiments import NEVER, Score, Stop
-from afec.files import FileError, load_tree, save_tree, write_text
 from afec.lab.config import RunConfig
 from afec.lab.environment import environment
 from afec.lab.lock import locked
 from afec.lab.plain import MOST_TEXT, plain_text
 from afec.metrics import aac, average_incremental_accuracy
 from afec.naming import unknown
+from afec.whole_files import FileError, write_text
 
 __all__ = ["RunDirectory", "RunError", "find_runs"]
 
@@ -146,6 +146,8 @@ class RunDirectory:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the last checkpoint; the one before it stays, in case the new one is damaged later."""
+        from afec.files import save_tree
+
         self.keep_checkpoint_before()
         save_tree(self.checkpoint, state)
 
@@ -168,6 +170,8 @@ class RunDirectory:
 
         `use` takes it over; what it raises is wrong with the checkpoint.
         """
+        from afec.files import load_tree
+
         faults: list[str] = []
         for file in self.checkpoints:
             if file.exists():

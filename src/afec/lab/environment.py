@@ -11,17 +11,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from afec.experiments import training_source
-from afec.randomness import processor
 
 __all__ = ["environment"]
 
 
 def environment() -> dict[str, Any]:
     """Versions, commit and host."""
+    import numpy as np
+    import torch
+
+    from afec.randomness import processor
+
     return {
         "afec": metadata.version("afec"),
         "python": platform.python_version(),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-import torch
-
 __all__ = ["available_cores", "default_workers", "shared_gpus"]
 
 
@@ -22,6 +20,8 @@ def shared_gpus(devices: Iterable[str]) -> list[str]:
     """
     if {device for device in devices if device != "cpu"} != {"cuda"}:
         return []
+    import torch
+
     count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = [name.strip() for name in named.split(",") if name.strip()]
     return names[:count] if names else [str(number) for number in range(count)]

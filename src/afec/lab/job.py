@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from afec.experiments import StoppedError
-from afec.files import write_text
 from afec.lab.config import RunConfig
 from afec.lab.directory import RunDirectory
 from afec.lab.lock import BusyError
 from afec.lab.pool import Channel
 from afec.lab.run import HERE, Place, run
 from afec.lab.tensorboard import Board
+from afec.whole_files import write_text
 
 __all__ = ["BUSY", "STOPPED", "Job", "RunWork", "keep_failure"]
 

@@ -21,8 +21,6 @@ from pickle import UnpicklingError
 from threading import Thread
 from typing import Any, Literal
 
-import torch
-
 from afec.lab.directory import RunError
 from afec.lab.pool import Message, Work
 
@@ -183,6 +181,8 @@ def _serve(pipe: Connection, gpu: str | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where a signal cannot be blocked before this line
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # nothing has asked for CUDA yet in this process
+    import torch
+
     torch.set_num_threads(1)
     Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):  # the parent has closed the pipe

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from afec.data.root import data_root_is
 from afec.experiments import Context, Experiment
 from afec.lab.config import grid, parse_set, resolve
 from afec.lab.directory import RunDirectory, RunError, find_runs
@@ -44,6 +43,8 @@ def plan(
 
 def check_runnable(jobs: Sequence[Job]) -> list[str]:
     """Raise for what cannot be run, before anything is; returns what is worth telling, such as where weights are from."""
+    from afec.data.root import data_root_is
+
     groups: dict[tuple[str, type[Experiment]], list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.config.benchmark, job.config.kind), []).append(job)

@@ -18,8 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from afec.experiments import training_source
 from afec.lab.directory import RunDirectory
 from afec.lab.job import STOPPED, RunWork
@@ -38,7 +36,7 @@ def versions() -> dict[str, str]:
     return {
         "afec": metadata.version("afec"),
         "source": training_source(),
-        "torch": torch.__version__,
+        "torch": metadata.version("torch"),
         "python": ".".join(map(str, sys.version_info[:2])),
     }
 
@@ -115,6 +113,7 @@ def inspect(check: bytes, token: Path, text: str) -> tuple[str, bool]:
 def carry_out(packed: bytes, mailbox: Any) -> tuple[str, Any, Parcel | None]:
     """Do the work: `result` or `stopped`, what it has returned, and the run directory where it is shipped home."""
     import ray
+    import torch
 
     errand: Errand = pickle.loads(packed)
     with suppress(ValueError):  # not in the main thread

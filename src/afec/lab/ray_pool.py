@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from afec.files import write_text
 from afec.lab.directory import RunDirectory, RunError
 from afec.lab.job import BUSY, Job, RunWork
 from afec.lab.lock import BusyError
@@ -33,6 +32,7 @@ from afec.lab.ray_node import Errand, versions
 from afec.lab.ray_remote import remote_parts
 from afec.lab.shipping import ShippingError, pack, unpack
 from afec.lab.tensorboard import Board
+from afec.whole_files import write_text
 
 __all__ = ["RayPool", "Resources"]
 

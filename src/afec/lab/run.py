@@ -9,13 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from afec.data.root import data_root_is
 from afec.experiments import NEVER, Context, OnProgress, Progress, Score, Stop
 from afec.lab.agreed_stop import AgreedStop, Latch
 from afec.lab.config import RunConfig
 from afec.lab.directory import RunDirectory
 from afec.lab.process_memory import peak_memory_mb, reset_peak_memory
-from afec.parallel import group_here
 
 __all__ = ["HERE", "Place", "run"]
 
@@ -63,6 +61,8 @@ def run(
         place: device and data directory.
     """
     directory = RunDirectory.of(root, config, seed)
+    from afec.data.root import data_root_is
+
     if directory.done:
         directory.tidy()
         return directory
@@ -88,6 +88,8 @@ class _Run:
         place: Place,
         commit: str,
     ) -> None:
+        from afec.parallel import group_here
+
         self.directory, self.on_progress, self.on_saved, self.stop = directory, on_progress, on_saved, stop
         self.scores: list[Score] = []
         self.tasks_done = 0

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from afec.files import write_bytes
 from afec.lab.directory import RunDirectory
+from afec.whole_files import write_bytes
 
 __all__ = ["Parcel", "ShippingError", "pack", "unpack"]
 

@@ -11,12 +11,12 @@ import warnings
 from typing import Any
 
 from afec.experiments import Progress
-from afec.files import write_text
 from afec.lab.directory import RunDirectory
 from afec.lab.engine import Outcome, Watcher
 from afec.lab.job import Job
 from afec.lab.spec import SpecError
 from afec.lab.tensorboard import scalars
+from afec.whole_files import write_text
 
 __all__ = ["WandbLog", "check_wandb", "log_run"]
 

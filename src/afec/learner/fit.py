@@ -18,36 +18,16 @@ from torch import Tensor, nn
 from afec.learner.machine import Machine
 from afec.parallel import group_here
 from afec.randomness import forked, reseed, seed_from
+from afec.stopping import Stop, StoppedError
 from afec.strategy import Plateau, Schedule
 
-__all__ = ["NEVER", "Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch", "Stop", "StoppedError"]
+__all__ = ["Data", "Epoch", "Fit", "LossFn", "NotFiniteError", "OnEpoch"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
 
 class NotFiniteError(FloatingPointError):
     """Training diverged."""
-
-
-class StoppedError(Exception):
-    """A training was asked to stop, and did after an epoch."""
-
-
-class Stop(Protocol):
-    """A token that the loop looks at after every epoch."""
-
-    @property
-    def asked(self) -> bool:
-        """Whether to stop now."""
-        ...
-
-
-class _Never:
-    asked = False
-
-
-NEVER: Stop = _Never()
-"""The token of whoever never stops."""
 
 
 class Data(Protocol):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from afec.files import FileError, load_tree, save_tree
 from afec.guard import Guard
-from afec.learner.fit import Stop, StoppedError
 from afec.learner.linear_probe import LinearProbe, linear_probe
 from afec.learner.machine import Machine
 from afec.learner.memo import Memo
@@ -23,6 +22,7 @@ from afec.naming import unknown
 from afec.nets import Readout, SingleHead
 from afec.parallel import group_here
 from afec.randomness import forked, seed_from
+from afec.stopping import Stop, StoppedError
 from afec.strategy import Plain, ScenarioWarning, Schedule, Strategy, as_strategy
 from afec.streams import Split, Task
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from afec.learner.fit import Fit, OnEpoch, Stop
+from afec.learner.fit import Fit, OnEpoch
 from afec.learner.machine import Machine
 from afec.learner.tasks import Batches, BatchLoss, features_of, outputs_of
 from afec.nets import MultiHead, Readout
 from afec.randomness import forked, seed_from
+from afec.stopping import Stop
 from afec.strategy import Schedule
 from afec.streams import Split, Task
 

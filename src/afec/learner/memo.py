@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,29 +26,9 @@ from afec.files import FileError, load_tree, save_tree
 from afec.learner.fit import Fit
 from afec.learner.tasks import Batches
 from afec.randomness import processor
+from afec.source import source_digest, training_source
 
-__all__ = ["Memo", "training_source"]
-
-PACKAGE = Path(__file__).parents[1]
-CANNOT_TRAIN = ("cli", "lab", "metrics.py", "report", "testing")
-"""Rooms that the learner never imports. Any other file of the package counts as one that can change a training."""
-
-
-def source_digest(files: Iterable[Path], base: Path) -> str:
-    """The digest of these files, by their names under `base` and their bytes."""
-    digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(files):
-        content = file.read_bytes()
-        digest.update(repr((file.relative_to(base).as_posix(), len(content))).encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
-@cache
-def training_source() -> str:
-    """The digest of the source code of this package that can change a training."""
-    files = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in CANNOT_TRAIN]
-    return source_digest(files, PACKAGE)
+__all__ = ["Memo"]
 
 
 class Memo:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from afec.guard import GuardedTask
-from afec.learner.fit import Data, Fit, LossFn, Stop, StoppedError
+from afec.learner.fit import Data, Fit, LossFn
 from afec.learner.machine import Machine
 from afec.learner.memo import Memo
 from afec.learner.records import Cost, Progress, Stopwatch, TaskRecord, telling
@@ -31,6 +31,7 @@ from afec.learner.units import UnitCount, count_units
 from afec.methods import AFEC
 from afec.nets import NoChainError, Readout
 from afec.randomness import seed_from
+from afec.stopping import Stop, StoppedError
 from afec.strategy import Schedule, Strategy, TaskContext, Training
 from afec.streams import Split, Task
 

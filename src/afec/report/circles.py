@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from afec.experiments.supervised import LEARNER
-from afec.files import FileError
 from afec.lab import RunConfig, RunDirectory
 from afec.learner import Learner
 from afec.nets import Readout
@@ -21,6 +20,7 @@ from afec.report.plot import new_drawing, save_drawing
 from afec.report.reading import load_learner
 from afec.streams import Stream, Task
 from afec.streams.regression import Arrangement
+from afec.whole_files import FileError
 
 __all__ = ["Panel", "draw_circles", "panels_of"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from afec.files import write_bytes
 from afec.report.chart import Bars, Chart, Figure, Heat, Lines, Trace
+from afec.whole_files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from afec.experiments import Score
 from afec.experiments.supervised import LEARNER
-from afec.files import FileError
 from afec.lab import RunConfig, RunDirectory, RunError
 from afec.lab.directory import SCORES
 from afec.lab.plain import check_plain, plain_text
 from afec.learner import Learner, LinearProbe, Machine
 from afec.methods.expression import make_method
 from afec.nets import Readout
+from afec.whole_files import FileError
 
 __all__ = ["Reading", "Runs", "damaged", "load_learner", "mean", "read", "whole"]
 

@@ -15,7 +15,6 @@ from PIL import Image
 
 from afec.experiments import EXPERIMENTS
 from afec.experiments.supervised import build
-from afec.files import FileError
 from afec.lab import RunDirectory
 from afec.nets import Readout
 from afec.report.circles import Panel, panels_of
@@ -26,6 +25,7 @@ from afec.report.saliency import captum_is_there, last_convolution, look, scene
 from afec.report.svg import draw_circle
 from afec.streams import STREAMS, Stream
 from afec.streams.folder import PREFIX
+from afec.whole_files import FileError
 
 __all__ = ["NOTHING", "Tile", "Tiles", "tiles_of"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from afec.guard import Guard, GuardedTask
-from afec.learner import NEVER, Stop, StoppedError, Stopwatch, TaskRecord
+from afec.learner import Stopwatch, TaskRecord
 from afec.methods import AFEC
 from afec.nets import HiddenLayers
 from afec.randomness import seed_from
@@ -27,6 +27,7 @@ from afec.rl.evaluation import episodes_of
 from afec.rl.net import GameNet
 from afec.rl.player import Player
 from afec.rl.ppo import PPO, Steps, collect, improve, new_adam, ppo_terms
+from afec.stopping import NEVER, Stop, StoppedError
 
 __all__ = ["GameLearner", "Measuring", "OnUpdate", "Update"]
 
