@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -62,7 +62,7 @@ def cpu_seconds(words: list[str]) -> float:
 
 
 def overhead(rounds: int, epochs: int) -> dict[str, object]:
-    """What a command of eight runs takes beside its runs: it starts two processes, which import torch, and so on.
+    """What a command of four runs takes beside its runs: it starts two processes, which import torch, and so on.
 
     Wall times of two processes on a machine that others use say nothing. CPU seconds do, and what they say is an upper bound:
     a cluster waits with more processes.
@@ -73,12 +73,12 @@ def overhead(rounds: int, epochs: int) -> dict[str, object]:
     for number in range(rounds):
         for name, found in beside.items():
             root = folder / f"{name}{number}"
-            whole = cpu_seconds(study(2, epochs, "--workers", "2", "--runs", str(root), "--pool", name))
+            whole = cpu_seconds(study(1, epochs, "--workers", "2", "--runs", str(root), "--pool", name))
             runs = [float(json.loads((run.path / "DONE").read_text())["cpu_seconds"]) for run in find_runs(root)]
             taken.append(sum(runs) / len(runs))
             found.append(whole - sum(runs))
     more = statistics.median(beside["ray"]) - statistics.median(beside["local"])
-    return {"runs": 8, "run_seconds": taken, "beside": beside, "more": more, "of_runs_of_a_minute": more / (8 * 60)}
+    return {"run_seconds": taken, "beside": beside, "more": more, "share": more / (4 * statistics.mean(taken))}
 
 
 def queue(count: int) -> dict[str, object]:
@@ -108,7 +108,7 @@ def grid(root: Path) -> None:
 
 
 def driver(count: int) -> dict[str, object]:
-    """The memory of `afec run --pool ray` with so many runs, from its beginning until 20 of them are done; then it is stopped."""
+    """The memory of `afec run --pool ray` with so many runs, until 20 of them are done; then it is stopped."""
     import psutil
 
     folder = Path(tempfile.mkdtemp())
@@ -166,8 +166,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["overhead", "queue", "driver", "speed", "grid", "step"])
     parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="of grid: where finished runs are")
-    parser.add_argument("--rounds", type=int, default=3, help="of overhead")
-    parser.add_argument("--epochs", type=int, default=100, help="of overhead: how long its runs are")
+    parser.add_argument("--rounds", type=int, default=1, help="of overhead")
+    parser.add_argument("--epochs", type=int, default=1000, help="of overhead: how long its runs are")
     arguments = parser.parse_args()
     if arguments.what == "step":
         step_seconds()

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 
 from afec.lab.directory import RunError
@@ -19,6 +20,7 @@ from afec.lab.spec import SpecError
 __all__ = ["RayCluster", "check_ray"]
 
 OBJECT_STORE = 100 * 2**20  # of a local cluster: what goes through it is a run directory at a time
+CONNECT_SECONDS = 10.0
 
 
 def check_ray() -> Any:
@@ -83,6 +85,9 @@ class RayCluster:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Ray's own future
             try:
+                host, _, port = (self.address or "").rpartition(":")
+                if port.isdecimal() and "/" not in host:  # Ray itself tries for minutes
+                    create_connection((host, int(port)), CONNECT_SECONDS).close()
                 self.ray.init(address=self.address or "local", **quiet)
             except (ConnectionError, ValueError, RuntimeError, OSError) as error:
                 reason = str(error).strip().splitlines()[0]
