@@ -20,7 +20,7 @@ from afec.experiments.games import AGENTS, CURVE, DORMANT, load_agent
 from afec.files import load_tree
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve, run
 from afec.lab.spec import SpecError
-from small_processes import ForkedCommand, afec, wait_until
+from small_processes import ForkedCommand, wait_until
 from stopped_runs import run_until
 
 SMALL = Path(__file__).parents[1] / "rl"
@@ -182,16 +182,16 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_checkpoint(tmp_path):
 def test_killed_workers_are_resumed_to_the_same_bytes(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     arguments = ["run", "cartpole-acrobot", "--scale", "smoke", "--method", "finetune", "ewc+afec", "--seeds", "1"]
-    arguments += ["--set", "training.steps=8192", "--workers", "2", "--runs"]
+    arguments += ["--set", "training.steps=4096", "--workers", "2", "--runs"]
     assert ForkedCommand(*arguments, whole).wait() == 0
     generator = random.Random(1)
     for how in (signal.SIGKILL, signal.SIGINT):
         process = ForkedCommand(*arguments, killed)
         wait_until(lambda: len(list(killed.rglob("lock-holder"))) == 2)
-        time.sleep(generator.uniform(0.3, 1.0))
+        time.sleep(generator.uniform(0.2, 0.6))
         os.killpg(process.pid, how)
         process.wait()
-    assert afec("resume", killed).wait() == 0
+    assert ForkedCommand("resume", killed).wait() == 0
     for directory in find_runs(whole):
         assert files(directory) == files(RunDirectory(killed / directory.path.relative_to(whole)))
 

@@ -15,7 +15,7 @@ import pytest
 from afec.cli import main
 from afec.experiments import find_experiment
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve, run
-from small_processes import ForkedCommand, afec, wait_until
+from small_processes import ForkedCommand, wait_until
 from stopped_runs import run_until, steps
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ strength = [0.01, 0.1, 1.0]
 
 [scale.slow]
 description = "long enough to be killed"
-training = {{ steps = 60, seconds = 0.02 }}
+training = {{ steps = 30, seconds = 0.02 }}
 """
 
 
@@ -122,7 +122,7 @@ def test_kill_and_resume_come_to_the_same_bytes(tmp_path, walk):
         process.wait()
         interrupted += not all(run.done for run in find_runs(killed))
     assert interrupted  # on a busy machine the second signal may come when all is over
-    assert afec("resume", killed).wait() == 0
+    assert ForkedCommand("resume", killed).wait() == 0
     before = {run.path.relative_to(whole): (run.path / "scores.csv").read_bytes() for run in find_runs(whole)}
     after = {run.path.relative_to(killed): (run.path / "scores.csv").read_bytes() for run in find_runs(killed)}
     assert before == after

@@ -60,21 +60,21 @@ def run(benchmark, arguments, root):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", BUILT_IN)
-def test_built_in_benchmarks(tmp_path, benchmark):
+def test_built_in_benchmarks(in_process, tmp_path, benchmark):
     run(benchmark, BUILT_IN[benchmark], tmp_path)
     compared(tmp_path, of(benchmark))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", DOWNLOADED)
-def test_downloaded_benchmarks(tmp_path, benchmark):
+def test_downloaded_benchmarks(in_process, tmp_path, benchmark):
     if not (data_root() / FOLDERS[benchmark]).exists():
         pytest.skip(f"{FOLDERS[benchmark]} is not in {os.fspath(data_root())}")
     run(benchmark, DOWNLOADED[benchmark], tmp_path)
     compared(tmp_path, of(benchmark))
 
 
-def test_a_changed_number_is_seen(tmp_path):
+def test_a_changed_number_is_seen(in_process, tmp_path):
     run("digits", ["--method", "finetune"], tmp_path)
     known = {key: value for key, value in of("digits").items() if key == "digits finetune seed0"}
     changed = {key: {**value, "samples": [1, *value["samples"][1:]]} for key, value in known.items()}

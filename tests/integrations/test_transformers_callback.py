@@ -165,7 +165,7 @@ def test_two_processes_learn_what_one_does(tmp_path):
     """Accelerate's DDP on gloo: half a batch each; θ_e of the first process from all data, the Fisher from both halves."""
     (tmp_path / "two").mkdir()
     (tmp_path / "one").mkdir()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, str(SCRIPT), str(tmp_path / "two"), "0"]
     run = subprocess.run(command, env={**environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

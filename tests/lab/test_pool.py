@@ -33,7 +33,7 @@ def test_work_whose_process_dies_fails_alone_and_goes_on_next_time(tmp_path):
 
 
 @pytest.mark.slow
-def test_both_pools_come_to_the_same_bytes(tmp_path):
+def test_both_pools_come_to_the_same_bytes(quickly, tmp_path):
     execute(jobs(), tmp_path / "here", pool=PoolHere())
     execute(jobs(), tmp_path / "local", pool=LocalPool(2))
     here = {f.relative_to(tmp_path / "here"): f.read_bytes() for f in (tmp_path / "here").rglob("scores.csv")}

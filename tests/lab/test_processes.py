@@ -107,11 +107,11 @@ def test_a_worker_that_is_killed_fails_its_run_and_no_other(quickly, tmp_path, w
     assert all_scores(tmp_path) == whole(jobs)
 
 
-METHODS, SETS = ["finetune", "ewc", "ewc+afec", "mas", "si"], ["training.max_epochs=12", "training.patience=off"]
+METHODS, SETS = ["finetune", "ewc", "ewc+afec", "mas", "si"], ["training.max_epochs=6", "training.patience=off"]
 
 
 def study_of(benchmark, seeds, root):
-    """A study of five methods; tasks of about a quarter of a second."""
+    """A study of five methods; tasks of about a tenth of a second."""
     return [
         *("run", benchmark, "--scale", "three", "--method", *METHODS),
         *("--seeds", seeds, "--set", *SETS, "--workers", 2, "--runs", root),
@@ -122,7 +122,7 @@ def study_of(benchmark, seeds, root):
 def test_a_study_of_the_command_line_that_is_killed_twenty_times_comes_to_the_same_bytes(tmp_path, whole):
     """The whole process group, or one worker, at random moments; then the same command or `afec resume`.
 
-    The first and the last time the command is started as a user starts it.
+    The first time the command is started as a user starts it.
     """
     draw, benchmark, root = random.Random(0), quick_file(tmp_path), tmp_path / "runs"
     kinds = ["group"] * 8 + ["worker"] * 12
@@ -141,7 +141,7 @@ def test_a_study_of_the_command_line_that_is_killed_twenty_times_comes_to_the_sa
         wait_until(lambda p=process: len(workers_of(p)) == 2 or p.poll() is not None)
         while kinds:
             try:
-                process.wait(timeout=draw.uniform(0, 1.5))  # while they start, learn, or write
+                process.wait(timeout=draw.uniform(0, 0.4))  # while they start, learn, or write
             except subprocess.TimeoutExpired:
                 pass
             else:
@@ -161,9 +161,9 @@ def test_a_study_of_the_command_line_that_is_killed_twenty_times_comes_to_the_sa
         if process.returncode == 0 and command[0] == "run":  # it came to its end before it was killed often enough
             seeds += 1
     print(f"{groups} whole studies and {alone} workers were killed; {seeds} seeds")
-    process = afec(*study_of(benchmark, seeds, root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, error = process.communicate()
-    assert (process.returncode, error) == (0, "")
+    process = ForkedCommand(*study_of(benchmark, seeds, root))
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
     jobs = plan([benchmark], METHODS, range(seeds), "three", SETS)
     assert len(jobs) >= 10
     assert (groups, alone) == (8, 12)
@@ -275,10 +275,9 @@ def test_a_run_that_somebody_else_is_at_comes_last_and_is_waited_for(in_process,
 def test_two_studies_at_once_in_one_place_share_the_work(tmp_path, whole):
     command = study_of(quick_file(tmp_path), 2, tmp_path / "runs")
     command[command.index("--workers") + 1] = 1
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [afec(*command, **options) for _ in range(2)]
-    said = [process.communicate() for process in both]
-    assert [(process.returncode, error) for process, (_, error) in zip(both, said, strict=True)] == [(0, "")] * 2
+    both = [ForkedCommand(*command) for _ in range(2)]
+    said = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
     jobs = plan([str(tmp_path / "quick.toml")], METHODS, [0, 1], "three", SETS)
     assert all_scores(tmp_path / "runs") == whole(jobs)
     by = set()
@@ -287,7 +286,8 @@ def test_two_studies_at_once_in_one_place_share_the_work(tmp_path, whole):
         assert tasks == [1, 2, 3]  # every run was done once
         by.add((found.path / "lock-holder").read_text())
     assert len(by) == 2
-    for out, _ in said:
+    for out in said:
+        assert "Warning" not in out
         assert out.count("seed 0: done") + out.count("seed 1: done") <= 10
         assert "mean ± std of 2 seeds" in out
 
@@ -338,7 +338,7 @@ def test_ctrl_c_begins_no_queued_run_and_says_at_once_that_it_stops(quickly, tmp
 
 @pytest.mark.slow
 def test_the_slurm_script_divides_a_study_among_processes_that_see_the_runs_by_different_paths(tmp_path, whole):
-    """Three tasks of an array, each in a directory of its own with the shared one mounted (linked) into it."""
+    """Two tasks of an array, each in a directory of its own with the shared one mounted (linked) into it."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "bin").mkdir()
     for name, line in (("srun", 'shift; exec "$@"'), ("afec", f'exec {sys.executable} -m afec "$@"')):
@@ -347,7 +347,7 @@ def test_the_slurm_script_divides_a_study_among_processes_that_see_the_runs_by_d
     script = Path(__file__).parents[2] / "examples" / "slurm.sh"
     benchmark, processes = quick_file(tmp_path), []
     words = ["run", benchmark, "--scale", "three", "--method", "finetune", "ewc", "si", "--seeds", "2"]
-    for number in range(3):
+    for number in range(2):
         node = tmp_path / f"node{number}"
         node.mkdir()
         (node / "runs").symlink_to(tmp_path / "shared", target_is_directory=True)
@@ -355,7 +355,7 @@ def test_the_slurm_script_divides_a_study_among_processes_that_see_the_runs_by_d
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(["bash", script, *words], cwd=node, env=environment, **options))
     said = [process.communicate() for process in processes]
-    assert [(p.returncode, error) for p, (_, error) in zip(processes, said, strict=True)] == [(0, "")] * 3
+    assert [(p.returncode, error) for p, (_, error) in zip(processes, said, strict=True)] == [(0, "")] * 2
     jobs = plan([benchmark], ["finetune", "ewc", "si"], [0, 1], "three")
     assert all_scores(tmp_path / "shared") == whole(jobs)
     for found in directories(tmp_path / "shared", jobs):  # every run was done once

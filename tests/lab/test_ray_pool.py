@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-LONG = {"training": {"max_epochs": 150, "patience": "off"}}  # seconds: a stop comes before the end of it
+LONG = {"training": {"max_epochs": 50, "patience": "off"}}  # seconds: a stop comes before the end of it
 STUDY = """
 description = "a search, and two rows of it"
 

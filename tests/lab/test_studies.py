@@ -214,6 +214,15 @@ def test_tuned_rows_have_what_the_search_has_found_and_others_have_not(small, fa
     assert {config.settings["ewc"]["strength"] for config, _ in ran if "ewc" in config.settings} == {10}
 
 
+def test_a_scale_may_search_a_part_of_each_grid(small, fake, capsys):
+    (small / "small.toml").write_text(SMALL + "trials = 1\n")  # of [scale.smoke]
+    ran = fake(lambda settings, seed: (0.5, 0.5))
+    assert main(["study", "show", "small.toml", "--scale", "smoke"]) == 0
+    assert "1 seeds from 100 on, 1 trials of each grid" in capsys.readouterr().out
+    assert main(["study", "run", "small.toml", "--scale", "smoke"]) == 0
+    assert sorted(config.method for config, seed in ran if seed == 100) == ["ewc", "ewc+afec"]
+
+
 def test_a_study_that_is_stopped_goes_on(small, in_process, monkeypatch, capsys):
     """Ctrl-C in the third run: the first two are kept, and the same command runs the rest and writes the tables."""
     search = SMALL[SMALL.index("[[tune]]") : SMALL.index("[[runs]]")]

@@ -54,7 +54,8 @@ def show(name: Name, scale: Scale = "full", runs: RunsFolder = Path("runs"), dat
     console.print(f"{found.name}{about}: {found.description}", highlight=False, soft_wrap=True)
     for search in found.tune:
         methods, seeds = ", ".join(search.methods), f"{search.seeds} seeds from {search.first_seed} on"
-        text = f"tune: {search.benchmark} at {search.scale}: {methods}; {seeds}"
+        trials = f", {search.trials} trials of each grid" if search.trials else ""
+        text = f"tune: {search.benchmark} at {search.scale}: {methods}; {seeds}{trials}"
         console.print(text, highlight=False, soft_wrap=True)
     work.say_what(found.jobs(_tuned(found, runs)), work.How(runs))
     for output in found.outputs:
@@ -128,7 +129,16 @@ def _tune(found: Study, how: How, place: Place) -> None:
         seeds = range(search.first_seed, search.first_seed + search.seeds)
         benchmark = load_benchmark(search.benchmark)
         for method in search.methods:
-            plan = Plan(benchmark, method, search.scale, changes, seeds, together=search.together, place=place)
+            plan = Plan(
+                benchmark,
+                method,
+                search.scale,
+                changes,
+                seeds,
+                trials=search.trials,
+                together=search.together,
+                place=place,
+            )
             file = _tuned_file(found, how.runs, search.benchmark, method, search.scale)
             work.tune(plan, how, search.benchmark, file)
 

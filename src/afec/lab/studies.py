@@ -7,6 +7,7 @@ paper = "Table 2"                 what of the paper it is, where it is something
 benchmark = "digits-regression"
 methods = ["ewc", "ewc+afec"]
 seeds = 3                         from `first_seed` on, by default 100: never one that is reported
+trials = 4                        so many of each grid; by default all of it
 
 [[runs]]                          benchmarks × methods × settings × seeds, as `afec run` takes them
 benchmarks = ["digits-regression"]
@@ -68,6 +69,7 @@ class Tuning(_Part):
     benchmark: str
     seeds: int = Field(default=3, ge=1)
     first_seed: int = Field(default=TUNING_SEED, ge=0)
+    trials: int | None = Field(default=None, ge=1)
     together: bool = False
 
 
