@@ -6,6 +6,7 @@ import inspect
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -320,6 +321,18 @@ def test_prediction_by_means_and_by_the_classifier():
     learner.strategy.prediction = "classifier"
     with torch.no_grad():
         torch.testing.assert_close(learner.outputs(inputs), learner.net(inputs))
+
+
+def test_a_learned_phase_says_what_its_exemplars_take():
+    """After the first phase 4 · 5, after the second 6 · 5 images of 64 floats; of photographs, what their files take."""
+    learner = learned(afec.ER(per_class=5), sizes=(4,))
+    taken = [learner.strategy.kept_megabytes(stream().tasks[0]), learner.learn(stream().tasks[1]).kept_mb]
+    assert taken == pytest.approx([20 * 256 / 1e6, 30 * 256 / 1e6])
+    assert learned(afec.LwF()).strategy.kept_megabytes(stream().tasks[0]) == 0
+    method = afec.ER()
+    method.state = {"exemplars": {"inputs": torch.tensor([2, 0]), "targets": torch.tensor([0, 1])}}
+    images = SimpleNamespace(images=SimpleNamespace(sizes=torch.tensor([10, 20, 400])))
+    assert method.kept_megabytes(SimpleNamespace(prepare=images)) == pytest.approx(410 / 1e6)
 
 
 def test_a_file_for_prediction_has_means_and_no_image(tmp_path):

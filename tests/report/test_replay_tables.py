@@ -17,7 +17,7 @@ from afec.report.page import page, studies
 from afec.report.paper import published_replay
 from afec.report.reading import load_learner, read
 from afec.report.rows import one_problem, problems, rows_of
-from afec.report.study_tables import results, tables_of, to_csv
+from afec.report.study_tables import after_tasks, results, tables_of, to_csv
 from afec.report.svg import draw
 from written_runs import learned, written
 
@@ -55,8 +55,16 @@ def test_memory_and_prediction_stand_beside_each_number(rows):
     cells = {row[0].text.split(" (")[0]: (row[1].text, row[2].text) for row in table.rows}
     assert cells["finetune"] == ("none", "classifier")
     assert cells["joint"] == ("all", "classifier")
-    assert cells["icarl"] == ("5 a class", "nearest-mean")
+    assert cells["icarl"] == ("5 a class, 0.013 MB", "nearest-mean")  # 50 images of 64 floats
     assert "forgetting" in names
+
+
+def test_each_phase_has_its_column(rows, tmp_path):
+    names = [column.name for column in after_tasks(problems(rows)[0][1]).columns]
+    assert names == ["method", "A1", "A2", "A3", "A4"]
+    many = written(tmp_path, "er", 0, learned(20, 0.5), (4,) * 20, (0,) * 20, "digits-class")
+    names = [column.name for column in after_tasks(rows_of([many])).columns]
+    assert names == ["method", "A1", "A2", "A5", "A10", "A20"]
 
 
 def test_afec_is_compared_at_its_own_memory_only(rows):

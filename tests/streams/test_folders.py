@@ -80,6 +80,14 @@ def test_options(mine):
     assert ["a-whole", "b-split"] in orders
 
 
+def test_a_class_in_two_tasks_is_two_classes_of_known_tasks_and_refused_where_they_are_told_apart(mine):
+    fill(mine, "c-more", ("cat", "fox"))
+    assert [task.classes for task in folder(str(mine), 0).tasks] == [(0, 1), (2, 3), (4, 5)]
+    with pytest.raises(DataError, match=r"the class cat is in the tasks b-split and c-more, .* comes once"):
+        folder(str(mine), 0, scenario="class")
+    assert len(folder(str(mine), 0, scenario="class", tasks=2).tasks) == 2
+
+
 def test_a_relative_path_is_here_or_in_the_data_directory(mine, monkeypatch, tmp_path):
     monkeypatch.chdir(mine.parent)
     assert len(make_stream("folder:mine", 0).tasks) == 2

@@ -62,6 +62,8 @@ class TaskRecord:
     learner counts them, and the layers of the net form a chain. This pass is not in `samples`."""
     no_units: str = ""
     """Why units were not counted, where they should have been."""
+    kept_mb: float = 0.0
+    """What the examples that the method keeps for later tasks take, 10⁶ bytes each."""
 
 
 @dataclass

@@ -114,7 +114,7 @@ class TaskRun:
         seconds, cpu_seconds = dict(self.watch.wall), dict(self.watch.cpu)
         return TaskRecord(
             self.task.name, total - alone, best, alone, self.cost.samples, seconds, cpu_seconds, self.cost.recalled,
-            self.units, self.no_units,
+            self.units, self.no_units, self.strategy.kept_megabytes(self.task),
         )  # fmt: skip
 
     def _count_units(self) -> None:

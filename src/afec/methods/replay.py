@@ -127,6 +127,12 @@ class Replay(OptionFields, Strategy):
             ):
                 self._check_images(int(found), f"class {number} of '{task.name}'")
 
+    def kept_megabytes(self, task: Learnable) -> float:
+        """What the exemplars take, here or as images on disk."""
+        on_disk = getattr(task.prepare, "images", None)  # of a stream whose inputs are numbers of them
+        sizes = None if on_disk is None else on_disk.sizes
+        return Exemplars.of(self.state.get("exemplars")).megabytes(sizes)
+
     def _check_images(self, found: int, where: str) -> None:
         if self.total is None and found < self.per_class:
             raise ValueError(

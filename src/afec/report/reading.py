@@ -77,6 +77,12 @@ class Reading:
         return sum(task["samples"] for task in self.tasks)
 
     @property
+    def kept_mb(self) -> float:
+        """What the examples of old tasks take that are kept after the last one, in MB; NaN where none are, or nobody says."""
+        found = self.tasks[-1].get("kept_mb") if self.tasks else None
+        return float(found) if _finite(found) and found > 0 else math.nan
+
+    @property
     def learned(self) -> int:
         """How many tasks are behind it."""
         if self.matrix is None:

@@ -26,6 +26,8 @@ __all__ = ["after_tasks", "differences", "metrics_of", "print_tables", "results"
 
 Columns = list[tuple[Column, list[Cell]]]
 AFTER = (2, 5, 10, 20, 25, 50, 100)
+EVERY_PHASE = 11
+"""Phases of the scenario `class` up to which each has its column: a base phase and ten others."""
 TASK = {
     "aac": "{average}: the mean test {score} of all tasks after the last one was learned",
     "old_accuracy": "old tasks: the mean of all tasks but the last one",
@@ -55,7 +57,7 @@ GAINS = (
     *(metric for metric in CLASS if metric not in LOWER_IS_BETTER),
 )  # fmt: skip
 COMPUTE = "compute: samples learned from or measured on (θ_e, Fisher and importance included), relative to finetune"
-MEMORY = "memory: how many old images are kept; rows of another memory are in another table"
+MEMORY = "memory: how many old images are kept, and what they take; rows of another memory are in another table"
 PREDICTION = "prediction: by which rule; two rules of one method are in two tables"
 BOLD = "Bold: the best mean of a column, whether or not the difference means anything."
 RECALLED = (
@@ -111,7 +113,7 @@ def results(rows: Sequence[Row], mark: str = "") -> Table:
     columns: Columns = [(Column("method", kind="label"), [_label(row, seeds) for row in rows])]
     if rows[0].pooled and any(row.memory != NO_MEMORY for row in rows):
         columns += [
-            (Column("memory", MEMORY, kind="text"), [Cell(row.memory) for row in rows]),
+            (Column("memory", MEMORY, kind="text"), [_memory_cell(row) for row in rows]),
             (Column("prediction", PREDICTION, kind="text"), [Cell(row.prediction) for row in rows]),
         ]
     for metric in metrics:
@@ -133,13 +135,14 @@ def results(rows: Sequence[Row], mark: str = "") -> Table:
 
 
 def after_tasks(rows: Sequence[Row], mark: str = "") -> Table | None:
-    """The average after 2, 5, 10, … tasks, as the paper prints it; in the scenario `class` over all classes so far."""
+    """The average after 2, 5, 10, … tasks, as the paper prints it; after each phase of the scenario `class`."""
     rows = [row for row in rows if row.config.method != "scratch"]
     tasks = max(map(_tasks, rows), default=0)
     if tasks < 3:  # the table of results says it
         return None
     config, kind, pooled = rows[0].config, rows[0].kind, rows[0].pooled
-    asked = (1, *AFTER) if pooled else (*AFTER, *published_after(config.benchmark))
+    phases = range(1, tasks) if tasks <= EVERY_PHASE else (1, *AFTER)
+    asked = phases if pooled else (*AFTER, *published_after(config.benchmark))
     steps = [*sorted({k for k in asked if k < tasks}), tasks]
     k = steps[0]
     if pooled:
@@ -278,6 +281,12 @@ def to_csv(rows: Sequence[Row]) -> str:
 def _cost_cell(values: Sequence[float], digits: str = ".0f", end: str = "") -> Cell:
     average = mean(values)
     return UNKNOWN if math.isnan(average) else Cell(f"{average:{digits}}{end}", sort=average)
+
+
+def _memory_cell(row: Row) -> Cell:
+    """How many images of old classes are kept, and what they take where the runs say it."""
+    takes = mean(one.kept_mb for one in row.readings.values())
+    return Cell(row.memory if math.isnan(takes) else f"{row.memory}, {takes:{'.0f' if takes >= 100 else '.2g'}} MB")
 
 
 def _label(row: Row, seeds: int) -> Cell:

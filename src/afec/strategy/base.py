@@ -94,6 +94,10 @@ class Strategy(ABC):
     def check_tasks(self, tasks: Sequence[Learnable]) -> None:  # noqa: B027 - most learn any
         """Raise a ValueError for tasks that this method cannot learn, before the first is begun."""
 
+    def kept_megabytes(self, task: Learnable) -> float:
+        """What the examples of old tasks that are kept take, 10⁶ bytes each; `task` is one of their stream."""
+        return 0.0
+
     def readout(self, backbone: nn.Module) -> Readout:
         """The readout that the method is used with, where nothing else is said."""
         return SingleHead(backbone, self.classifier) if self.needs_classes else MultiHead(backbone)

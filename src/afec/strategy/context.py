@@ -50,6 +50,11 @@ class Learnable(Protocol):
         """What it is learned from; classes are numbered from 0 inside it."""
         ...
 
+    @property
+    def prepare(self) -> Callable[[Tensor], Tensor] | None:
+        """From the inputs as they are kept to what a net is given."""
+        ...
+
 
 class TaskLoss(Protocol):
     """The mean loss of a batch (inputs, targets): of a model's outputs, and of the targets."""

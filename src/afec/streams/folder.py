@@ -70,6 +70,8 @@ def folder(
     firsts = list(accumulate([0, *(len(task.classes) for task in found)]))
     if tasks is not None and not 1 <= tasks <= len(found):
         raise ValueError(f"folder got tasks={tasks}; {path} has {len(found)} of them")
+    if scenario == "class":
+        _check_classes([found[k] for k in order[:tasks]])
     made = [_Maker(found[k], firsts[k], seed, size, mode, validation, test, bad, augment).task() for k in order[:tasks]]
     shapes = {tuple(task.train.inputs.shape[1:]) for task in made}
     if len(shapes) > 1:
@@ -78,6 +80,20 @@ def folder(
             "width), and one net takes one: give size = … and mode = …"
         )
     return Stream(f"{PREFIX}{path}", tuple(made), scenario)
+
+
+def _check_classes(tasks: Sequence[FolderTask]) -> None:
+    """Raise for a class in two tasks, where one classifier tells all of them apart."""
+    known: dict[str, str] = {}
+    for task in tasks:
+        for name in task.classes:
+            if name in known:
+                raise DataError(
+                    f"the class {name} is in the tasks {known[name]} and {task.name}, and in the scenario 'class' each "
+                    "class comes once: put its images into one of them, or rename one if they are different things, or set "
+                    "stream.scenario=task"
+                )
+            known[name] = task.name
 
 
 def _place(path: str) -> Path:
