@@ -127,8 +127,8 @@ def test_importance_by_hand():
     backbone = nn.Sequential(nn.Linear(1, 3, bias=False), nn.ReLU())
     with torch.no_grad():
         backbone[0].weight.copy_(torch.tensor([[1.0], [-1.0], [0.0]]))
-    batches = [(torch.tensor([[1.0], [-2.0]]), None), (torch.tensor([[3.0]]), None)]
-    work = SimpleNamespace(number=0, loss=SimpleNamespace(prepared=lambda x: x), passes=lambda: iter(batches))
+    batches = [torch.tensor([[1.0], [-2.0]]), torch.tensor([[3.0]])]
+    work = SimpleNamespace(number=0, inputs=lambda: iter(batches))
     assert measured(Chain(backbone), work)["0"].tolist() == pytest.approx([4 / 3, 2 / 3, 0.0])
 
 
@@ -138,7 +138,7 @@ def test_importance_of_a_map_is_the_mean_of_its_pixels():
     with torch.no_grad():
         backbone[0].weight.fill_(1.0)
     image = torch.tensor([[[[1.0, -2.0], [3.0, 6.0]]]])
-    work = SimpleNamespace(number=0, loss=SimpleNamespace(prepared=lambda x: x), passes=lambda: iter([(image, None)]))
+    work = SimpleNamespace(number=0, inputs=lambda: iter([image]))
     assert measured(Chain(backbone), work)["0"].tolist() == [2.5]
 
 

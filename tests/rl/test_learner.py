@@ -11,6 +11,7 @@ pytest.importorskip("gymnasium")
 
 import afec
 from afec.learner import StoppedError
+from afec.nets import make_backbone
 from afec.nets.games import MLP
 from afec.rl.environments import find_games
 from afec.rl.learner import GameLearner, Measuring
@@ -50,10 +51,12 @@ def guard_of(name):
         "recycle": lambda: afec.EWC(100.0) + afec.Recycle(),
         "sequential": lambda: afec.EWC(100.0) + afec.AFEC(**afec_),
         "interleaved": lambda: afec.EWC(100.0) + afec.AFEC(schedule="interleaved", expand_from="carry", **afec_),
+        "ags-cl": lambda: afec.AGSCL(10.0, mu=20.0),
+        "ags-cl+afec": lambda: afec.AGSCL(10.0, mu=20.0) + afec.AFEC(**afec_),
     }[name]()
 
 
-METHODS = ["finetune", "ewc", "mas", "si", "recycle", "sequential", "interleaved"]
+METHODS = ["finetune", "ewc", "mas", "si", "recycle", "sequential", "interleaved", "ags-cl", "ags-cl+afec"]
 
 
 def test_the_fisher_is_that_of_the_policy_on_its_own_rollouts():
@@ -227,3 +230,74 @@ def test_a_fresh_optimiser_knows_all_weights():
     one = learner()
     held = {id(weight) for group in new_adam(one.net, SETTINGS).param_groups for weight in group["params"]}
     assert held == {id(weight) for weight in one.net.parameters()}
+
+
+# -- AGS-CL ---------------------------------------------------------------------------------------------------------------
+
+
+def test_ags_cl_measures_its_nodes_on_the_rollouts_of_the_policy():
+    """Ω_1 = the mean activation over all that the finished policy sees; Ω_2 = η·Ω_1 + the same of the second game."""
+    one, expected = learner(afec.AGSCL(10.0, mu=0, rho=0, cut=False, eta=0.25)), []
+    for number in (0, 1):
+        record = one.learn(number)
+        one.number = number  # the same game, the same seeds
+        seen = torch.cat([batch.observations for batch in one._rollouts()])
+        one.number = number + 1
+        linear = one.net.backbone.layers[1]
+        with torch.no_grad():
+            expected.append((seen @ linear.weight.T + linear.bias).relu().mean(0))
+        assert len(seen) == 64
+        assert record.samples == 4 * 64 * 2 + 64  # four updates of two passes over 64 steps, and the rollout of Ω
+    omega = one.strategy.state["omega"]["layers.1"]
+    torch.testing.assert_close(omega, 0.25 * expected[0] + expected[1])
+
+
+def test_the_proximal_step_comes_after_each_pass_over_a_rollout_by_hand():
+    """No gradient moves the weights at this rate, but μ·lr does: by μ·Σ lr in the end, lr falling, twice an update."""
+    settings = PPO(steps=256, environments=4, rollout=16, epochs=2, minibatches=2, lr=1e-9)
+    one = learner(afec.AGSCL(0.0, mu=1e7, rho=0, freeze=False, cut=False), settings)
+    linear = one.net.backbone.layers[1]
+
+    def norms():
+        return torch.cat([linear.weight, linear.bias[:, None]], dim=1).detach().norm(dim=1)
+
+    before = norms()
+    one.learn(0)
+    moved = 1e7 * 1e-9 * 2 * (1 + 3 / 4 + 2 / 4 + 1 / 4)
+    torch.testing.assert_close(norms(), before - moved, rtol=0, atol=1e-5)
+
+
+def test_important_nodes_hear_nothing_of_the_others_and_are_held():
+    ends = {}
+    for strength, freeze in ((1e6, True), (0.0, False)):
+        one = learner(afec.AGSCL(strength, mu=0, rho=0, cut=False, freeze=freeze))
+        one.learn(0)
+        for omega in one.strategy.state["omega"].values():  # as if every second node had never been active
+            omega[::2], omega[1::2] = 0.0, 0.5
+        old = weights(one)
+        one.learn(1)
+        ends[freeze] = old, weights(one)
+    held, first, second = ends[True][1], "backbone.layers.1.weight", "backbone.layers.3.weight"
+    assert torch.equal(held[first][1::2], ends[True][0][first][1::2])
+    assert not torch.equal(held[first][::2], ends[True][0][first][::2])
+    assert not held[second][1::2, ::2].any()
+    assert held[second][::2].all()
+    for name in (first, second):
+        assert not torch.equal(ends[False][1][name][1::2], ends[False][0][name][1::2])
+    assert ends[False][1][second].all()
+
+
+def test_ags_cl_with_all_switched_off_is_finetuning_bit_for_bit():
+    ends = []
+    for method in (None, afec.AGSCL(0.0, mu=0, rho=0, freeze=False, cut=False)):
+        one = learner(method)
+        for number in (0, 1):
+            one.learn(number)
+        ends.append(weights(one))
+    assert_equal(*ends)
+
+
+def test_a_strategy_refuses_a_net_that_is_no_chain_before_anything_is_learned():
+    games = find_games("gymnasium", ["CartPole-v1"])
+    with pytest.raises(TypeError, match="is no chain of layers"):
+        GameLearner(GameNet(make_backbone("resnet10"), [2]), games, afec.AGSCL(1.0), SETTINGS, MEASURING, seed=1)

@@ -106,7 +106,8 @@ def test_updates_come_to_the_weights_of_stable_baselines3(monkeypatch, name):
             expected = getattr(steps, part).reshape(shape).numpy()
             np.testing.assert_allclose(getattr(buffer, part), expected, rtol=1e-5, atol=1e-5, err_msg=part)
 
-        rows = torch.cat(list(minibatches(SETTINGS.batch, SETTINGS, torch.Generator().manual_seed(update))))
+        passes = minibatches(SETTINGS.batch, SETTINGS, torch.Generator().manual_seed(update))
+        rows = torch.cat([part for one in passes for part in one])
         # Our rows go step by step, theirs environment by environment.
         step, place = rows // SETTINGS.environments, rows % SETTINGS.environments
         orders = iter((place * SETTINGS.rollout + step).reshape(SETTINGS.epochs, -1).numpy())

@@ -232,17 +232,24 @@ def report(
 def play(
     run: Annotated[Path, typer.Argument(help="A run directory: runs/BENCHMARK/METHOD/HASH/seedN.")],
     game: Annotated[str, typer.Option("--game", "-g", help="The game to play, one of the run's.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The moving pictures: .gif, or .mp4 where ffmpeg is.")],
-    after: Annotated[str | None, typer.Option(help="The agent as it was after this game; by default the last.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the episode.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="One episode as moving pictures: .gif, or .mp4 where ffmpeg is.")
+    ] = None,
+    episodes: Annotated[
+        int, typer.Option(min=0, help="Play so many episodes to their ends, and say their mean return.")
+    ] = 0,
+    after: Annotated[
+        str | None, typer.Option(help="The agent as it was after this game, or at the `start`; by default the last.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the episodes.")] = 0,
     sampled: Annotated[bool, typer.Option("--sampled", help="Draw the actions; else take the likeliest ones.")] = False,
-    most: Annotated[int, typer.Option(min=1, help="At most so many steps.")] = 1000,
+    most: Annotated[int, typer.Option(min=1, help="At most so many steps of --out.")] = 1000,
 ) -> None:
-    """Show the agent of a finished run of games at play, on any of its games, after any of them."""
+    """The agent of a finished run of games at play, on any of its games, after any of them: pictures, or scores."""
     from afec.cli import work
     from afec.cli.play import play as show
 
-    show(work.console_here(), run, game, after, out, seed, sampled, most)
+    show(work.console_here(), run, game, after, out, episodes, seed, sampled, most)
 
 
 @app.command("list")

@@ -27,8 +27,12 @@ from afec.rl.environments import SUITES, Game, find_games
 from afec.rl.learner import GameLearner, Measuring, Update
 from afec.rl.net import GameNet
 from afec.rl.ppo import PPO
+<<<<<<< HEAD
 from afec.strategy import Strategy
 from afec.whole_files import write_text
+=======
+from afec.strategy import Strategy, as_strategy
+>>>>>>> f67acf3839b6857ea9ca1d021a1b4b854392914f
 
 __all__ = ["AGENTS", "CURVE", "DORMANT", "Games", "ScratchGames", "load_agent", "new_game_net"]
 
@@ -96,13 +100,11 @@ class Games(MethodExperiment):
         net = new_game_net(self.setup, self.games, self.context.seed).to(self.place.device)
         if self.place.channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        guard, seed = self._method(), seed_from("games", self.context.seed)
-        return GameLearner(net, self.games, guard, self.settings, self.measuring, seed, self._tell, self.context.stop)
+        method, seed = self._method(), seed_from("games", self.context.seed)
+        return GameLearner(net, self.games, method, self.settings, self.measuring, seed, self._tell, self.context.stop)
 
-    def _method(self) -> Guard | None:
-        found = make_method(self.setup.method, self.setup.settings)
-        assert found is None or isinstance(found, Guard), "complete_method has seen to it"
-        return found
+    def _method(self) -> Strategy | Guard | None:
+        return make_method(self.setup.method, self.setup.settings)
 
     def _tell(self, update: Update) -> None:
         name = self.tasks[update.game]
@@ -186,12 +188,14 @@ class Games(MethodExperiment):
 
     @classmethod
     def complete_method(cls, method: str, settings: dict[str, Section]) -> tuple[str, dict[str, Section]]:
-        """Guards only; and with strengths that are numbers."""
+        """Guards, and strategies that need no labelled data; with strengths that are numbers."""
         for term in cls.terms(method):
-            if issubclass(METHODS[term].make, Strategy):
+            make = METHODS[term].make
+            if issubclass(make, Strategy) and not make.learns_games:
                 raise ValueError(
                     f"{METHODS[term].name} is a strategy: its trainings are on labelled data, and PPO's are rollouts, "
-                    "so it cannot learn games. Guards can: ewc, mas, si, rwalk, recycle, prior, and each with +afec"
+                    "so it cannot learn games. ags-cl can, and so can guards: ewc, mas, si, rwalk, recycle, prior; each "
+                    "with +afec"
                 )
             if settings.get(term, {}).get("strength") == "auto":
                 raise ValueError(
@@ -202,9 +206,14 @@ class Games(MethodExperiment):
 
     @classmethod
     def check(cls, setups: Sequence[Setup], context: Context) -> list[str]:
-        """Make the games and the net of each setup once, and send one observation through it."""
-        for setup in {repr((setup.stream, setup.net)): setup for setup in setups}.values():
-            new_game_net(setup, games_of(setup.stream), context.seed)
+        """Make the games and the net of each setup once, send one observation through it, and ask each method for it."""
+        nets: dict[str, GameNet] = {}
+        for setup in setups:
+            key = repr((setup.stream, setup.net))
+            if key not in nets:
+                nets[key] = new_game_net(setup, games_of(setup.stream), context.seed)
+            if cls.terms(setup.method):
+                as_strategy(make_method(setup.method, setup.settings)).check(nets[key])
         return []
 
     @classmethod
@@ -226,7 +235,7 @@ class ScratchGames(WithoutMethod, Games):
     description = "each game alone from the random initial weights: the reference of fwt_vs_scratch"
     is_reference = True
 
-    def _method(self) -> Guard | None:
+    def _method(self) -> None:
         return None
 
     def learn(self, number: int, on_progress: OnProgress) -> TaskRecord:
@@ -246,10 +255,11 @@ class ScratchGames(WithoutMethod, Games):
 
 
 def load_agent(setup: Setup, folder: Path, seed: int, after: int) -> tuple[GameNet, list[Game]]:
-    """The agent of a finished run as it was after so many games, and the games."""
+    """The agent of a finished run as it was after so many games, 0 of them included, and the games."""
     games = games_of(setup.stream)
-    net, tree = new_game_net(setup, games, seed), load_tree(folder / AGENTS)
-    net.load_state_dict(tree["after"][after - 1])
+    net = new_game_net(setup, games, seed)
+    if after:
+        net.load_state_dict(load_tree(folder / AGENTS)["after"][after - 1])
     return net, games
 
 

@@ -35,7 +35,7 @@ from afec.stopping import Stop, StoppedError
 from afec.strategy import Schedule, Strategy, TaskContext, Training
 from afec.streams import Split, Task
 
-__all__ = ["Owner", "TaskRun"]
+__all__ = ["Owner", "TaskRun", "accepted"]
 
 
 ALONE = ("theta_e", "reference")
@@ -158,6 +158,8 @@ class TaskRun:
         return TaskContext(
             number=self.number,
             net=self.net,
+            example=lambda: self.loss.prepared(train.inputs[:2]),
+            inputs=lambda: (self.loss.prepared(inputs) for inputs, _ in passes()),
             classes=self.task.classes,
             loss=self.loss,
             train=train,
@@ -251,7 +253,7 @@ class TaskRun:
         self.running = training.name, fit
         hooks: dict[str, Any] = {"after_step": training.after_step, "after_epoch": training.after_epoch}
         if guarded is not None:
-            hooks = {name: _accepted(hook, guarded) for name, hook in hooks.items()}
+            hooks = {name: accepted(hook, guarded) for name, hook in hooks.items()}
             hooks["before_epoch"] = partial(_before_epoch, guarded, fit)
             hooks["extra_loss"] = _penalty(guarded, fit.schedule.select)
             hooks["on_best"] = guarded.bookmark
@@ -297,7 +299,7 @@ def _penalty(
     return lambda: float(guarded.penalty(weights))
 
 
-def _accepted(hook: Callable[[float], None] | None, guarded: GuardedTask) -> Callable[[float], None] | None:
+def accepted(hook: Callable[[float], None] | None, guarded: GuardedTask) -> Callable[[float], None] | None:
     """A hook that moves weights on purpose: the guard does not take it for a step that has lost its pull."""
 
     def call(lr: float) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from afec.guard import OptionFields, State, option
 from afec.nets import Chain, Layer, MultiHead, renew
 from afec.randomness import forked
-from afec.strategy import Strategy, TaskContext, Training
+from afec.strategy import LearningContext, Strategy, Training
 
 __all__ = ["AGSCL", "proximal"]
 
@@ -40,7 +40,7 @@ class AGSCL(OptionFields, Strategy):
     """
 
     name = "ags-cl"
-    needs_chain = needs_heads = True
+    needs_chain = needs_heads = learns_games = True
 
     strength: float = option(
         kw_only=False, symbol="λ", at_least=0, doc="λ ≥ 0, how hard important nodes are held. Zero: not at all."
@@ -75,10 +75,10 @@ class AGSCL(OptionFields, Strategy):
         default=True, doc="Set what goes out of unimportant nodes to 0 after a task, the task's head included."
     )
 
-    def trainings(self, context: TaskContext) -> Iterator[Training]:
+    def trainings(self, context: LearningContext) -> Iterator[Training]:
         """One training, with the proximal steps and the frozen weights in it; then what is kept of the task."""
         chain, omega, old = Chain(context.net.backbone), context.state.get("omega", {}), context.state.get("old", {})
-        chain.check(context.loss.prepared(context.train.inputs[:2]), context.number)
+        chain.check(context.example(), context.number)
         frozen = _Frozen(chain, omega) if self.freeze else None
 
         def after(lr: float, *, shrinks: bool) -> None:
@@ -100,7 +100,7 @@ class AGSCL(OptionFields, Strategy):
         proximal(list(layer.incoming.values()), centers, threshold)
 
     @torch.no_grad()
-    def _kept(self, context: TaskContext, chain: Chain, omega: State) -> State:
+    def _kept(self, context: LearningContext, chain: Chain, omega: State) -> State:
         """The new importance, and the weights that the next task is held to."""
         new = measured(chain, context)
         merged = {name: self.eta * omega[name] + one if name in omega else one for name, one in new.items()}
@@ -131,7 +131,7 @@ def proximal(parts: list[nn.Parameter], centers: list[Tensor | None], threshold:
 
 
 @torch.no_grad()
-def measured(chain: Chain, context: TaskContext) -> dict[str, Tensor]:
+def measured(chain: Chain, context: LearningContext) -> dict[str, Tensor]:
     """The mean absolute activation of each node over the task's data (and over a map's pixels), in eval mode."""
     total, count = dict[str, Tensor](), 0
 
@@ -140,8 +140,8 @@ def measured(chain: Chain, context: TaskContext) -> dict[str, Tensor]:
         total[layer.name] = total[layer.name] + found if layer.name in total else found
 
     with chain.evaluating(context.number):
-        for inputs, _ in context.passes():
-            chain(context.loss.prepared(inputs), watch=watch)
+        for inputs in context.inputs():
+            chain(inputs, watch=watch)
             count += len(inputs)
     return {name: found / count for name, found in total.items()}
 

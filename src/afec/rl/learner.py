@@ -1,4 +1,4 @@
-"""Learning game after game: PPO inside the block of a guard.
+"""Learning game after game: PPO inside the block of a guard, or as the training of a strategy.
 
 The pull is the guard's and enters in `optimizer.step()`; what mattered for a game is measured on rollouts of the policy that
 has learned it. With AFEC the new game is learned alone first, by a PPO of its own from the initial weights (`sequential`); or
@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,16 +20,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from afec.guard import Guard, GuardedTask
+<<<<<<< HEAD
 from afec.learner import Stopwatch, TaskRecord
+=======
+from afec.learner import NEVER, Stop, StoppedError, Stopwatch, TaskRecord
+from afec.learner.task_run import accepted
+>>>>>>> f67acf3839b6857ea9ca1d021a1b4b854392914f
 from afec.methods import AFEC
 from afec.nets import HiddenLayers
 from afec.randomness import seed_from
 from afec.rl.environments import Game
 from afec.rl.evaluation import episodes_of
 from afec.rl.net import GameNet
-from afec.rl.player import Player
+from afec.rl.player import Player, as_tensor
 from afec.rl.ppo import PPO, Steps, collect, improve, new_adam, ppo_terms
+<<<<<<< HEAD
 from afec.stopping import NEVER, Stop, StoppedError
+=======
+from afec.strategy import AfterHook, LearningContext, Strategy, Training, as_strategy
+>>>>>>> f67acf3839b6857ea9ca1d021a1b4b854392914f
 
 __all__ = ["GameLearner", "Measuring", "OnUpdate", "Update"]
 
@@ -106,12 +117,22 @@ class _Loop:
         found = collect(net, number, self.player, self.settings.rollout, self.generator("actions"))
         return found.steps(self.settings)
 
-    def improve(self, net: GameNet, number: int, steps: Steps, *, decay: bool = True) -> dict[str, float]:
-        """Learn from a rollout, at the learning rate of the update."""
+    def improve(
+        self,
+        net: GameNet,
+        number: int,
+        steps: Steps,
+        *,
+        decay: bool = True,
+        after_step: AfterHook | None = None,
+        after_pass: AfterHook | None = None,
+    ) -> dict[str, float]:
+        """Learn from a rollout, at the learning rate of the update; the hooks are told it."""
         lr = self.settings.lr_at(self.update) if decay else self.settings.lr
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        found = improve(net, number, self.optimizer, steps, self.settings, self.generator("minibatches"))
+        hooks = (None if hook is None else partial(hook, lr) for hook in (after_step, after_pass))
+        found = improve(net, number, self.optimizer, steps, self.settings, self.generator("minibatches"), *hooks)
         self.update += 1
         return {"lr": lr, **found}
 
@@ -126,12 +147,12 @@ class _Loop:
 
 
 class GameLearner:
-    """A guard, or none, over games, one after the other.
+    """A method, or none, over games, one after the other.
 
     Args:
         net: with a head for each game.
         games: in the order in which they are learned.
-        guard: the method; None is fine-tuning.
+        method: a guard, or a strategy with `learns_games`; None is fine-tuning.
         settings: of PPO.
         measuring: importance and evaluation.
         seed: of everything that is drawn.
@@ -143,14 +164,17 @@ class GameLearner:
         self,
         net: GameNet,
         games: Sequence[Game],
-        guard: Guard | None,
+        method: Strategy | Guard | None,
         settings: PPO,
         measuring: Measuring,
         seed: int,
         on_update: OnUpdate | None = None,
         stop: Stop = NEVER,
     ) -> None:
-        self.net, self.games, self.guard, self.settings, self.measuring = net, list(games), guard, settings, measuring
+        self.net, self.games, self.settings, self.measuring = net, list(games), settings, measuring
+        self.strategy = as_strategy(method)
+        self.strategy.check(net)
+        self.guard = self.strategy.guard
         self.seed, self.on_update, self.stop = seed, on_update, stop
         self.number = 0
         """The game that is being learned, or the next."""
@@ -185,11 +209,12 @@ class GameLearner:
             self.loop.load_state_dict(self.resumed["train"])
         try:
             with watch.phase("fisher"):
-                if self.guard is None:
-                    self._train(watch)
-                    self._count_dormant()
-                else:
-                    self._learn_guarded(self.guard, watch)
+                context = self._context()
+                for training in self._trainings(context):
+                    with self._guard_block(watch):
+                        self._train(watch, training)
+                        self._count_dormant()
+                self.strategy.state = context.state
             self.optimizer_state = copy.deepcopy(self.loop.optimizer.state_dict())
         finally:
             for loop in (self.loop, self.beside):
@@ -202,7 +227,39 @@ class GameLearner:
         self._new_game()
         return record
 
-    def _learn_guarded(self, guard: Guard, watch: Stopwatch) -> None:
+    def _context(self) -> LearningContext:
+        """The game as a strategy sees it."""
+        number, loop = self.number, self.loop
+        assert loop is not None
+
+        def inputs() -> Iterator[Tensor]:
+            for steps in self._rollouts():
+                self.spent["importance"] += len(steps.actions)
+                yield self._prepared(steps.observations)
+
+        return LearningContext(
+            number=number,
+            net=self.net,
+            loss=self._loss,
+            state=self.strategy.state,
+            seed=partial(seed_from, "games", self.seed, number),
+            example=lambda: self._prepared(as_tensor(loop.player.observations[:2])),
+            inputs=inputs,
+        )
+
+    def _trainings(self, context: Any) -> Iterator[Training]:
+        return self.strategy.trainings(context)  # one with `learns_games` asks for no more than a LearningContext has
+
+    def _prepared(self, observations: Tensor) -> Tensor:
+        return self.net.prepared(observations.to(next(self.net.parameters()).device))
+
+    @contextmanager
+    def _guard_block(self, watch: Stopwatch) -> Iterator[None]:
+        """The block of the guard around the training of a game, where there is one: expansion, pull, consolidation."""
+        guard = self.guard
+        if guard is None:
+            yield
+            return
         assert self.loop is not None
         beside = self._expands(guard, "interleaved")
         if beside is not None:
@@ -221,8 +278,7 @@ class GameLearner:
             seed=seed_from("games", self.seed),
         ) as self.task:
             self.entry = None
-            self._train(watch)
-            self._count_dormant()
+            yield
         self.spent["importance"] += self.task.samples_measured
 
     @staticmethod
@@ -235,8 +291,8 @@ class GameLearner:
             self.games[self.number], settings, new_adam(self.net, settings), seed_from(self.seed, self.number, phase)
         )
 
-    def _train(self, watch: Stopwatch) -> None:
-        """θ, under the guard's pull."""
+    def _train(self, watch: Stopwatch, training: Training) -> None:
+        """θ, under the guard's pull, with what the strategy does after a step and after each pass over a rollout."""
         loop, number, interleaved = self.loop, self.number, False
         assert loop is not None
         if self.guard is not None and self._expands(self.guard, "interleaved") and number > 0:
@@ -244,6 +300,9 @@ class GameLearner:
             self.beside = self._loop("beside")
             if "beside" in self.resumed:
                 self.beside.load_state_dict(self.resumed["beside"])
+        after_step, after_pass = training.after_step, training.after_epoch
+        if self.task is not None:
+            after_step, after_pass = accepted(after_step, self.task), accepted(after_pass, self.task)
         while loop.update < self.settings.updates:
             with watch.phase("train"):
                 steps = loop.collect(self.net, number)
@@ -254,7 +313,7 @@ class GameLearner:
                     self.task.epoch(loop.optimizer)
                     self.rollout = None
             with watch.phase("train"):
-                values = loop.improve(self.net, number, steps)
+                values = loop.improve(self.net, number, steps, after_step=after_step, after_pass=after_pass)
             self.spent["train"] += 1
             if self.measuring.due(loop.update, self.settings.updates):
                 with watch.phase("evaluate"):
@@ -374,7 +433,7 @@ class GameLearner:
             "number": self.number,
             "net": self.net.state_dict(),
             "optimizer": self.optimizer_state,
-            "guard": None if self.guard is None else self.guard.state_dict(),
+            "method": self.strategy.state_dict(),
             "curve": [list(point) for point in self.curve],
             "dormant": [{name: list(counts) for name, counts in one.items()} for one in self.dormant],
             "game": dict(self.resumed),
@@ -399,8 +458,7 @@ class GameLearner:
         if not 0 <= state["number"] <= len(self.games):
             raise ValueError(f"the state is of game {state['number']} of {len(self.games)}")
         self.net.load_state_dict(state["net"])
-        if self.guard is not None:
-            self.guard.load_state_dict(state["guard"])
+        self.strategy.load_state_dict(state["method"])
         self._new_game()
         self.number, self.optimizer_state = state["number"], state["optimizer"]
         self.curve = [tuple(point) for point in state["curve"]]

@@ -34,12 +34,17 @@ class GameNet(MultiHead):
 
     def features(self, x: Tensor, task: int) -> Tensor:
         """The features of observations; bytes are taken as pixels, 0 to 255, and divided by 255."""
-        if x.dtype != torch.float32:
-            layout = torch.channels_last if x.dim() == 4 else torch.preserve_format
-            pixels = x.dtype == torch.uint8
-            x = x.to(torch.float32, memory_format=layout)
-            x = x.div_(255) if pixels else x
-        return super().features(x, task)
+        return super().features(self.prepared(x), task)
+
+    @staticmethod
+    def prepared(x: Tensor) -> Tensor:
+        """Observations as the backbone takes them."""
+        if x.dtype == torch.float32:
+            return x
+        layout = torch.channels_last if x.dim() == 4 else torch.preserve_format
+        pixels = x.dtype == torch.uint8
+        x = x.to(torch.float32, memory_format=layout)
+        return x.div_(255) if pixels else x
 
     def _new_layer(self, layer: Callable[..., nn.Module], size: int) -> nn.Module:
         made = super()._new_layer(layer, size)

@@ -17,7 +17,7 @@ The value's loss has the ½ that the critic's weight `value_weight` stands in fr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -262,21 +262,36 @@ def new_adam(net: nn.Module, settings: PPO) -> Adam:
 
 
 def improve(
-    net: GameNet, game: int, optimizer: Optimizer, steps: Steps, settings: PPO, generator: torch.Generator
+    net: GameNet,
+    game: int,
+    optimizer: Optimizer,
+    steps: Steps,
+    settings: PPO,
+    generator: torch.Generator,
+    after_step: Callable[[], None] | None = None,
+    after_pass: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Some passes over the steps of a rollout; returns the means of the parts of the loss over all minibatches."""
+    """Some passes over the steps of a rollout; returns the means of the parts of the loss over all minibatches.
+
+    `after_step` and `after_pass` may move the weights.
+    """
     device = next(net.parameters()).device
     steps = Steps(*(part.to(device) for part in steps))
     weights, seen = list(net.parameters()), list[Tensor]()
-    for rows in minibatches(len(steps.actions), settings, generator):
-        batch = steps.at(rows.to(device))
-        terms = ppo_terms(*net.policy(batch.observations, game), batch, settings)
-        optimizer.zero_grad()
-        terms.loss.backward()  # type: ignore[no-untyped-call]
-        if settings.max_grad_norm:
-            nn.utils.clip_grad_norm_(weights, settings.max_grad_norm)
-        optimizer.step()
-        seen.append(torch.stack([term.detach() for term in terms]))
+    for pass_over in minibatches(len(steps.actions), settings, generator):
+        for rows in pass_over:
+            batch = steps.at(rows.to(device))
+            terms = ppo_terms(*net.policy(batch.observations, game), batch, settings)
+            optimizer.zero_grad()
+            terms.loss.backward()  # type: ignore[no-untyped-call]
+            if settings.max_grad_norm:
+                nn.utils.clip_grad_norm_(weights, settings.max_grad_norm)
+            optimizer.step()
+            if after_step:
+                after_step()
+            seen.append(torch.stack([term.detach() for term in terms]))
+        if after_pass:
+            after_pass()
     found = dict(zip(Terms._fields, torch.stack(seen).mean(dim=0).tolist(), strict=True))
     if not math.isfinite(found["loss"]):
         raise DivergedError(
@@ -288,7 +303,7 @@ def improve(
     return found
 
 
-def minibatches(size: int, settings: PPO, generator: torch.Generator) -> Iterator[Tensor]:
-    """The rows of each minibatch of all passes."""
+def minibatches(size: int, settings: PPO, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+    """Of each pass, the rows of its minibatches."""
     for _ in range(settings.epochs):
-        yield from torch.randperm(size, generator=generator).tensor_split(min(settings.minibatches, size))
+        yield torch.randperm(size, generator=generator).tensor_split(min(settings.minibatches, size))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from afec.guard import Guard, State
 from afec.nets import Chain, ClassifierKind, MultiHead, Readout, SingleHead
-from afec.strategy.context import Learnable, TaskContext, TaskLoss, Training
+from afec.strategy.context import Learnable, LearningContext, TaskContext, TaskLoss, Training
 
 __all__ = ["Plain", "ScenarioWarning", "Strategy", "as_strategy"]
 
@@ -45,6 +45,7 @@ class Strategy(ABC):
     needs_classes: ClassVar[bool] = False  # whether one classifier must tell all classes: the scenario `class` only
     keeps_examples: ClassVar[bool] = False  # whether examples of old classes are trained on again
     classifier: ClassVar[ClassifierKind] = "linear"  # the one that the method is defined with, in the scenario `class`
+    learns_games: ClassVar[bool] = False  # whether its one training is of the net, by the task's loss and data
     guards_rows: ClassVar[bool] = True  # whether a guard guards the classifier of the scenario `class` too
 
     def __init__(self, guard: Guard | None = None) -> None:
@@ -182,8 +183,9 @@ class Plain(Strategy):
     """A guard alone, or none: one training of the net by the task's own loss."""
 
     name = "finetune"
+    learns_games = True
 
-    def trainings(self, context: TaskContext) -> Iterator[Training]:
+    def trainings(self, context: LearningContext) -> Iterator[Training]:
         """One; in the first task a guard that neither pulls nor watches changes nothing of it."""
         yield Training("train", context.net, context.loss, pure=context.number == 0)
 

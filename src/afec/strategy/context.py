@@ -12,7 +12,7 @@ from afec.guard import State
 from afec.nets import Readout
 from afec.strategy.schedule import Schedule
 
-__all__ = ["AfterHook", "Learnable", "Predict", "Samples", "TaskContext", "TaskLoss", "Training"]
+__all__ = ["AfterHook", "Learnable", "LearningContext", "Predict", "Samples", "TaskContext", "TaskLoss", "Training"]
 
 AfterHook = Callable[[float], None]
 """Called with the learning rate; may write to the weights of the model that is trained."""
@@ -124,12 +124,28 @@ class Training:
 
 
 @dataclass
-class TaskContext:
-    """One task, as a strategy sees it."""
+class LearningContext:
+    """One task, as far as it is the same for labelled data and for games: all that a strategy with `learns_games` asks for."""
 
     number: int
     """The number of the task; the first is 0."""
     net: Readout
+    loss: Callable[[nn.Module, Any], Tensor]
+    """The mean loss of a batch."""
+    state: State
+    """What the strategy has kept of the tasks before; put a new one here at the end, and change nothing in the old one."""
+    seed: Callable[..., int]
+    """A seed for a purpose, the same in every process."""
+    example: Callable[[], Tensor]
+    """One or two inputs, as the backbone takes them."""
+    inputs: Callable[[], Iterator[Tensor]]
+    """One pass over the inputs, or over what the policy of a game sees, as the backbone takes them; counted as a cost."""
+
+
+@dataclass
+class TaskContext(LearningContext):
+    """One task of labelled data, as a strategy sees it."""
+
     classes: tuple[int, ...]
     """The classes of the task, by their numbers in the whole stream; one output for each."""
     loss: TaskLoss
@@ -137,12 +153,8 @@ class TaskContext:
     validation: Samples | None
     schedule: Schedule
     """The learner's schedule."""
-    state: State
-    """What the strategy has kept of the tasks before; put a new one here at the end, and change nothing in the old one."""
     task_state: State
     """What is known already of this task; goes into a checkpoint, so that a fresh process finds it here."""
-    seed: Callable[..., int]
-    """A seed for a purpose, the same in every process."""
     passes: Callable[[], Iterator[Any]]
     """One pass over the training data, batch by batch, in their order; counted as a cost."""
     place: Callable[[nn.Module], nn.Module]
