@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,14 @@ def several(work, folder, count):
     """`work(rank, folder)` in so many processes at once; an error in one of them is raised here."""
     forkserver()
     start_processes(work, (str(folder),), nprocs=count, start_method="forkserver")
+
+
+def killed(work, *arguments):
+    """`work(*arguments)` in a process of its own, which dies of SIGKILL on the way."""
+    process = forkserver().Process(target=work, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 class ForkedCommand:

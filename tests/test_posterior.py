@@ -146,14 +146,16 @@ def test_the_command(base, tmp_path, monkeypatch, capsys):
 TEXT = "one two three four five six seven eight " * 10
 
 
-def language_model(folder, words=8, tokenizer=True):
+def language_model(folder, words=8, tokenizer=True, head=True):
     """A folder as `save_pretrained` leaves it: a GPT-2 of 16 positions, and a tokenizer of numbers."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     sizes = {"vocab_size": words + 1, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2}
     torch.manual_seed(0)
     config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    config.tie_word_embeddings = head
+    model = transformers.GPT2LMHeadModel(config)
+    (model if head else model.transformer).save_pretrained(folder)
     if tokenizer:
         known = {word: number for number, word in enumerate(["<unknown>", *TEXT.split()[:8]])}
         made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<unknown>"))
@@ -172,7 +174,7 @@ def test_the_command_on_a_folder_of_transformers(tmp_path, capsys):
     )
     assert "transformer.wte.weight" in capsys.readouterr().out
     found = Posterior.load(made)
-    assert (found.samples, found.checkpoint, found.mean) == (5, place, None)  # 80 tokens, 16 in a sample
+    assert (found.samples, found.checkpoint, found.mean) == (5, "base", None)  # 80 tokens, 16 in a sample
 
     from transformers import GPT2LMHeadModel
 
@@ -198,6 +200,7 @@ def test_what_the_command_says_of_folders_that_do_not_fit(tmp_path, capsys):
         ("takes at most 16 tokens", base, ["--text", str(text), "--length", "17"]),
         ("latin.txt is no text in UTF-8", base, ["--text", str(other)]),
         ("has no tokenizer", language_model(tmp_path / "bare", tokenizer=False), ["--text", str(text)]),
+        ("lm_head.weight (1 such) is missing", language_model(tmp_path / "body", head=False), ["--text", str(text)]),
         ("a token 8, its model only 5", language_model(tmp_path / "small", words=4), ["--text", str(text)]),
     ]:
         assert main(["posterior", "make", place, *options, "-o", str(tmp_path / "none")]) == 2

@@ -1,12 +1,15 @@
 """GuardCallback in Lightning's Trainer: each fit is one task, and its checkpoints hold the guard."""
 
 import copy
+import os
+import signal
 
 import pytest
 import torch
 from torch import nn, optim
 
 import afec
+from small_processes import killed
 from two_tasks import FORGETTING, KINDS, STRENGTH, Penalty, apart, data, equal, loader, net
 
 lightning = pytest.importorskip("lightning")
@@ -190,8 +193,8 @@ class Stateful(torch.utils.data.DataLoader):
         self.given = state["given"]
 
 
-def killed_in_mid_epoch(kind, folder, kept):
-    """A checkpoint after the fifth step of three an epoch, and what came of the module and the guard that were not killed."""
+def broken_off_in_mid_epoch(kind, folder, kept):
+    """A checkpoint after the fifth step of three an epoch, and what came of a module and a guard that went on."""
 
     def batches(number):
         tensors = torch.utils.data.TensorDataset(*data(number))
@@ -211,7 +214,7 @@ def killed_in_mid_epoch(kind, folder, kept):
 
 @pytest.mark.parametrize("kind", ["ewc+afec", "interleaved"])
 def test_resume_in_mid_epoch_is_as_if_never_interrupted(kind, tmp_path):
-    file, batches, module, own = killed_in_mid_epoch(kind, tmp_path, kept=True)
+    file, batches, module, own = broken_off_in_mid_epoch(kind, tmp_path, kept=True)
     resumed, fresh = Module(), guard(kind)
     trainer(callback(fresh), epochs=3).fit(resumed, batches, ckpt_path=file, weights_only=False)
     assert equal(resumed, module)
@@ -220,8 +223,39 @@ def test_resume_in_mid_epoch_is_as_if_never_interrupted(kind, tmp_path):
             assert torch.equal(fresh.state_dict()["states"]["ewc"][part][name], value)
 
 
+class Killed(Failing):
+    def on_train_batch_start(self, trainer, module, batch, number):
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def learn_two_tasks(folder, step):
+    """With a checkpoint after every second step of the second task, which has three an epoch."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module, own = Module(), guard("ewc+afec")
+    trainer(callback(own)).fit(module, loader(data(1)))
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=2)
+    second = trainer(saver, Killed(step), callback(own), epochs=3, enable_checkpointing=True)
+    second.fit(module, Stateful(loader(data(2)).dataset, 8))
+    return module, own
+
+
+@pytest.mark.slow
+def test_killed_in_mid_epoch_and_resumed(tmp_path):
+    killed(learn_two_tasks, tmp_path / "killed", 5)
+    module, own = learn_two_tasks(tmp_path / "whole", -1)
+    resumed, fresh = Module(), guard("ewc+afec")
+    file, batches = tmp_path / "killed" / "last.ckpt", Stateful(loader(data(2)).dataset, 8)
+    trainer(callback(fresh), epochs=3).fit(resumed, batches, ckpt_path=file, weights_only=False)
+    assert equal(resumed, module)
+    for part in ("mean", "precision"):
+        for name, value in own.state_dict()["states"]["ewc"][part].items():
+            assert torch.equal(fresh.state_dict()["states"]["ewc"][part][name], value)
+
+
 def test_resume_in_mid_epoch_is_refused_where_the_next_batch_is_not_known(tmp_path):
-    file, batches, module, _ = killed_in_mid_epoch("ewc", tmp_path, kept=False)
+    file, batches, module, _ = broken_off_in_mid_epoch("ewc", tmp_path, kept=False)
     resumed, fresh = Module(), guard("ewc")
     with pytest.raises(
         ValueError, match="saved after 2 batches of an epoch, .* StatefulDataLoader.* exact_resume=False"

@@ -46,7 +46,7 @@ def make(
         guard = EWC(1.0, fisher=kind, fisher_samples=samples)
         with guard.learning(**{"optimizer": None, **arguments}):
             pass
-        guard.save_posterior(output, mean=mean, checkpoint=checkpoint or (model if text else ""))
+        guard.save_posterior(output, mean=mean, checkpoint=checkpoint or (Path(model).name if text else ""))
     except (ValueError, TypeError, ImportError, OSError) as error:
         raise SpecError(str(error)) from error
     show(output)
@@ -100,7 +100,12 @@ def _language_model(place: str, texts: list[Path], length: int | None) -> dict[s
     except ImportError as error:
         raise ImportError(f"--text needs transformers ({error}): pip install 'afec[transformers]'") from error
     contents = [_read(path) for path in texts]  # before anything large is loaded
-    model = AutoModelForCausalLM.from_pretrained(place)
+    model, loading = AutoModelForCausalLM.from_pretrained(place, output_loading_info=True)
+    if missing := sorted(loading["missing_keys"]):
+        raise ValueError(
+            f"{place} holds no causal language model: {missing[0]} ({len(missing)} such) is missing and would be random. "
+            "Of another model, give file.py:function"
+        )
     most = getattr(model.config, "max_position_embeddings", None)
     if length is not None and most is not None and length > most:
         raise ValueError(f"--length {length}: {place} takes at most {most} tokens")
