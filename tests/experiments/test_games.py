@@ -21,7 +21,7 @@ from afec.files import load_tree
 from afec.lab import RunDirectory, find_runs, load_benchmark, resolve, run
 from afec.lab.spec import SpecError
 from afec.randomness import seed_from
-from small_processes import ForkedCommand, afec, wait_until
+from small_processes import ForkedCommand, wait_until
 from stopped_runs import run_until
 
 SMALL = Path(__file__).parents[1] / "rl"
