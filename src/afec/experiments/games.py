@@ -27,12 +27,8 @@ from afec.rl.environments import SUITES, Game, find_games
 from afec.rl.learner import GameLearner, Measuring, Update
 from afec.rl.net import GameNet
 from afec.rl.ppo import PPO
-<<<<<<< HEAD
-from afec.strategy import Strategy
-from afec.whole_files import write_text
-=======
 from afec.strategy import Strategy, as_strategy
->>>>>>> f67acf3839b6857ea9ca1d021a1b4b854392914f
+from afec.whole_files import write_text
 
 __all__ = ["AGENTS", "CURVE", "DORMANT", "Games", "ScratchGames", "load_agent", "new_game_net"]
 

@@ -20,12 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from afec.guard import Guard, GuardedTask
-<<<<<<< HEAD
 from afec.learner import Stopwatch, TaskRecord
-=======
-from afec.learner import NEVER, Stop, StoppedError, Stopwatch, TaskRecord
 from afec.learner.task_run import accepted
->>>>>>> f67acf3839b6857ea9ca1d021a1b4b854392914f
 from afec.methods import AFEC
 from afec.nets import HiddenLayers
 from afec.randomness import seed_from
@@ -34,11 +30,8 @@ from afec.rl.evaluation import episodes_of
 from afec.rl.net import GameNet
 from afec.rl.player import Player, as_tensor
 from afec.rl.ppo import PPO, Steps, collect, improve, new_adam, ppo_terms
-<<<<<<< HEAD
 from afec.stopping import NEVER, Stop, StoppedError
-=======
 from afec.strategy import AfterHook, LearningContext, Strategy, Training, as_strategy
->>>>>>> f67acf3839b6857ea9ca1d021a1b4b854392914f
 
 __all__ = ["GameLearner", "Measuring", "OnUpdate", "Update"]
 
