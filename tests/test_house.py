@@ -51,6 +51,9 @@ def test_tests_lie_in_the_rooms_that_they_are_of():
     folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir() and path.name[0] not in "_."}
     rooms = {name for name in ROOMS if (SOURCE / name).is_dir()}
     assert folders == rooms | {"golden"}
+    assert all(any(Path(__file__).parent.glob(f"{room}/**/test_*.py")) for room in rooms)
+    beside = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert set(ROOMS) - rooms <= beside
 
 
 def imported(path: Path) -> set[str]:

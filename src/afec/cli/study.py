@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from afec.cli.data import Data
-from afec.cli.pools import Address, Cpus, Gpus, PoolName, Ship
+from afec.cli.pools import Address, Board, Cpus, Gpus, PoolName, RunsFolder, Ship, Wandb, Workers
 
 if TYPE_CHECKING:
     from afec.cli.work import How
@@ -24,7 +24,6 @@ study = typer.Typer(
 )
 Name = Annotated[str, typer.Argument(help="The name of a study, or the path of a TOML file.")]
 Scale = Annotated[str, typer.Option(help="A scale of the study.")]
-RunsFolder = Annotated[Path, typer.Option("--runs", help="Where the run directories are.")]
 
 
 @study.command("list")
@@ -72,17 +71,15 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where the results go; by default results/NAME.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes of one thread each; 0: one per core, or per GPU.")] = 0,
+    workers: Workers = 0,
     pool: PoolName = "local",
     address: Address = None,
     cpus: Cpus = None,
     gpus: Gpus = None,
     ship: Ship = None,
     data: Data = None,
-    tensorboard: Annotated[Path | None, typer.Option(help="Log for TensorBoard into this directory.")] = None,
-    wandb: Annotated[
-        str | None, typer.Option(metavar="PROJECT", help="Log to this project of Weights & Biases.")
-    ] = None,
+    tensorboard: Board = None,
+    wandb: Wandb = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
 ) -> None:
     """Run what is missing of a study, then write its tables and figures; a study that was stopped goes on where it was."""
