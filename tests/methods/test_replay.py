@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import afec
-from afec.learner import Learner, Schedule
+from afec.learner import Learner, Memo, Schedule
 from afec.methods.derpp import DarkReplay
 from afec.methods.distillation import sigmoid_cross_entropy, softened_divergence
 from afec.methods.icarl import SigmoidLoss, class_means
@@ -23,7 +24,7 @@ from afec.methods.lucir import less_forget, margin_ranking
 from afec.methods.podnet import k_means, nca, pod_spatial, pooled
 from afec.nets import DigitsBackbone, MultiHead, SingleHead, make_backbone
 from afec.randomness import forked
-from afec.strategy import Exemplars
+from afec.strategy import Exemplars, ScenarioWarning
 from afec.streams import digits
 
 QUICK = Schedule(batch_size=32, lr=3e-3, max_epochs=2, patience=None, best_weights=False)
@@ -40,11 +41,11 @@ def stream(seed=0, sizes=(4, 2)):
     return digits(seed, sizes=list(sizes), scenario="class")
 
 
-def learned(method, seed=0, sizes=(4, 2), schedule=QUICK):
+def learned(method, seed=0, sizes=(4, 2), schedule=QUICK, **options):
     """A learner after all phases."""
     with forked(7):
         backbone = DigitsBackbone(channels=4, features=8)
-    learner = Learner(backbone, method, schedule=schedule, seed=seed, progress=False)
+    learner = Learner(backbone, method, schedule=schedule, seed=seed, progress=False, **options)
     for task in stream(seed, sizes).tasks:
         learner.learn(task)
     return learner
@@ -383,6 +384,32 @@ def test_theta_e_learns_the_new_classes_alone_if_nothing_else_is_said():
     assert found["new"][0] == found["with-exemplars"][0]
     # two epochs of θ_e, and one pass for F_e, over 20 exemplars more
     assert found["with-exemplars"][1] - found["new"][1] == 20 * (QUICK.max_epochs + 1)
+
+
+def test_the_base_phase_is_trained_once_for_each_classifier_and_loss(tmp_path):
+    """Whoever comes later takes it from the memo, θ_e as well, and ends bit for bit where it ends without one."""
+    rows = {
+        "er": lambda: afec.ER(per_class=5),
+        "derpp": lambda: afec.DERPP(per_class=5),
+        "lwf": lambda: afec.LwF(),
+        "er+afec": lambda: afec.ER(per_class=5) + afec.AFEC(1.0),
+        "icarl+ewc+afec": lambda: afec.ICaRL(per_class=5) + afec.EWC(1.0) + afec.AFEC(1.0),
+        "sigmoid": lambda: afec.ICaRL(per_class=5, distillation="sigmoid"),
+        "lucir": lambda: afec.LUCIR(per_class=5),
+        "lucir+afec": lambda: afec.LUCIR(per_class=5) + afec.AFEC(1.0),
+        "podnet": lambda: afec.PODNet(per_class=5),
+        "podnet+mas": lambda: afec.PODNet(per_class=5) + afec.MAS(1.0),
+    }
+    trained = {}
+    for name, make in rows.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScenarioWarning)
+            trained[name] = ran = set()
+            learner = learned(make(), memo=Memo(tmp_path), on_progress=lambda at, ran=ran: ran.add((at.task, at.phase)))
+            assert torch.equal(weights(learner), weights(learned(make()))), name
+    assert [name for name, ran in trained.items() if (0, "train") in ran] == ["er", "sigmoid", "lucir", "podnet"]
+    assert [name for name, ran in trained.items() if (1, "theta_e") in ran] == ["er+afec", "lucir+afec"]
+    assert all((1, "train") in ran for ran in trained.values())
 
 
 # -- what is said about bad input ---------------------------------------------------------------------------------
