@@ -8,7 +8,7 @@ import pytest
 
 from afec.cli import main
 from afec.experiments import Context
-from afec.lab import Job, RunDirectory
+from afec.lab import Job, RunDirectory, load_benchmark, resolve
 from afec.lab.forecast import Forecast, forecast
 from afec.streams import digits
 from afec.whole_files import write_text
@@ -54,6 +54,25 @@ def test_where_no_run_of_the_scale_is_done_samples_are_counted(tmp_path):
     assert joint.kind.most_samples(joint, Context(0)) == 2 * sizes[0] + sizes[1]
     scratch = quick_config("scratch", "tiny")
     assert scratch.kind.most_samples(scratch, Context(0)) == sum(sizes)
+
+
+def test_what_is_replayed_is_counted_too():
+    """Three epochs over five digits and then two: 4 exemplars of each of the five, and of all seven in two epochs after it."""
+    sets = {"training": {"max_epochs": 3}, "stream": {"sizes": [5, 2], "tasks": 2}}
+    sizes = [task.train.size for task in digits(seed=0, sizes=[5, 2], scenario="class").tasks]
+
+    def most(method, **settings):
+        config = resolve(
+            load_benchmark("digits-class"), method, sets=sets | {"method": {method.split("+")[0]: settings}}
+        )
+        return config.kind.most_samples(config, Context(0))
+
+    assert most("finetune") == most("lwf") == 3 * sum(sizes)
+    assert most("er", per_class=4) == 3 * (sum(sizes) + 20)
+    assert most("er", total=14) == 3 * (sum(sizes) + 10)  # two of each of the five
+    assert most("er+afec", per_class=4) == 3 * (sum(sizes) + sizes[1] + 20)
+    assert most("podnet", per_class=4, finetune_epochs=2) == 3 * (sum(sizes) + 20) + 2 * 28
+    assert most("lucir", per_class=4, finetune_epochs=2) == 3 * (sum(sizes) + 20) + 2 * 28
 
 
 def test_a_trial_with_fewer_epochs_does_not_pass_for_the_whole_run(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +16,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import afec
-from afec.learner import Learner, Schedule
+from afec.learner import Learner, Memo, Schedule
 from afec.methods.derpp import DarkReplay
 from afec.methods.distillation import sigmoid_cross_entropy, softened_divergence
 from afec.methods.icarl import SigmoidLoss, class_means
-from afec.methods.lucir import less_forget, margin_ranking
-from afec.methods.podnet import k_means, nca, pod_spatial, pooled
+from afec.methods.lucir import UnifiedLoss, less_forget, margin_ranking
+from afec.methods.lwf import Distilled
+from afec.methods.podnet import PooledLoss, k_means, nca, pod_spatial, pooled
 from afec.nets import DigitsBackbone, MultiHead, SingleHead, make_backbone
 from afec.randomness import forked
-from afec.strategy import Exemplars
+from afec.strategy import Exemplars, ScenarioWarning
 from afec.streams import digits
 
 QUICK = Schedule(batch_size=32, lr=3e-3, max_epochs=2, patience=None, best_weights=False)
@@ -40,11 +42,11 @@ def stream(seed=0, sizes=(4, 2)):
     return digits(seed, sizes=list(sizes), scenario="class")
 
 
-def learned(method, seed=0, sizes=(4, 2), schedule=QUICK):
+def learned(method, seed=0, sizes=(4, 2), schedule=QUICK, **options):
     """A learner after all phases."""
     with forked(7):
         backbone = DigitsBackbone(channels=4, features=8)
-    learner = Learner(backbone, method, schedule=schedule, seed=seed, progress=False)
+    learner = Learner(backbone, method, schedule=schedule, seed=seed, progress=False, **options)
     for task in stream(seed, sizes).tasks:
         learner.learn(task)
     return learner
@@ -177,6 +179,74 @@ def test_the_sigmoid_loss_of_a_later_phase_by_hand():
     assert found.item() == pytest.approx(-math.log(0.75) + 2 * of_old, rel=1e-5)
 
 
+def test_the_loss_with_softmax_distillation_by_hand():
+    """Two old outputs, of which the old net says ¾ and ¼ at T = 2, and two new ones, told among themselves or among all."""
+    old = lambda inputs: torch.tensor([[2 * math.log(3), 0.0, 9.0, 9.0]])  # noqa: E731
+    batch = torch.tensor([[0.0, 0.0, 1.0, 0.0]]), torch.tensor([2])
+    distilled = 4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    for first, own in ((2, math.log(1 + math.exp(-1))), (0, math.log(1 + 3 * math.exp(-1)))):
+        found = Distilled(OneLayer(), old, 2, strength=3.0, temperature=2.0, first=first)(nn.Identity(), batch)
+        assert found.item() == pytest.approx(own + 3 * distilled, rel=1e-5)
+
+
+class Line(nn.Module):
+    """Images of 1×2 pixels, which are their own map and their own features."""
+
+    out_features = 2
+
+    def maps(self, x):
+        return [x]
+
+    def after_maps(self, last):
+        return last.flatten(1)
+
+    def forward(self, x):
+        return self.after_maps(self.maps(x)[-1])
+
+
+def two_classes(kind):
+    """One class along each axis, the first of them old; the scale is 2."""
+    net = SingleHead(Line(), kind, proxies=1)
+    for task, row in enumerate(([4.0, 0.0], [0.0, 1.0])):
+        net.begin_task((task,))
+        with torch.no_grad():
+            net.blocks[task].weight.copy_(torch.tensor(row).view_as(net.blocks[task].weight))
+            net.scale.fill_(2.0)
+    return net
+
+
+class Turned(SingleHead):
+    """An old net that gave the two pixels the other way round."""
+
+    def features(self, x, task=0):
+        return super().features(x.flip(3), task)
+
+
+IMAGE = torch.tensor([[[[3.0, 4.0]]]]), torch.tensor([0])  # its cosines with the two rows are 0.6 and 0.8
+
+
+def test_the_three_terms_of_lucir_by_hand():
+    """Features (3, 4) now and (4, 3) before: 1 − 24/25. The new class is ahead by 0.2, and should be behind by 0.5."""
+    net, old = two_classes("cosine"), Turned(Line(), "cosine")
+    terms = math.log(1 + math.exp(2 * 0.2)), 0.04, 0.7
+    for strength, ranking in ((5.0, 3.0), (0.0, 3.0), (5.0, 0.0)):
+        loss = UnifiedLoss(OneLayer(), old, 1, 1, strength, ranking, margin=0.5, nearest=2)
+        expected = terms[0] + strength * terms[1] + ranking * terms[2]
+        assert loss(net, IMAGE).item() == pytest.approx(expected, rel=1e-5)
+    loss(net, IMAGE).backward()
+    assert net.blocks[0].weight.grad is None  # frozen
+    assert net.blocks[1].weight.grad.abs().max() > 0
+
+
+def test_the_three_terms_of_podnet_by_hand():
+    """NCA 2·0.8 − 2·(0.6 − 0.5). Pooled (25, 9, 16) now and (25, 16, 9) before, both of length √962. Features as in LUCIR's."""
+    net, old = two_classes("proxies"), SingleHead(Line(), "proxies")
+    old.backbone.maps = lambda x: [x.flip(3)]
+    for spatial, flat in ((3.0, 2.0), (0.0, 2.0), (3.0, 0.0), (0.0, 0.0)):
+        found = PooledLoss(OneLayer(), old, 1, margin=0.5, hinge=True, spatial=spatial, flat=flat)(net, IMAGE)
+        assert found.item() == pytest.approx(1.4 + spatial * (98 / 962) ** 0.5 + flat * 0.04, rel=1e-5)
+
+
 # -- what new rows begin as ---------------------------------------------------------------------------------------
 
 
@@ -226,6 +296,27 @@ def test_the_old_net_is_the_net_of_the_phase_before():
     learner, context, _ = begun(afec.ICaRL(per_class=2))
     before = learned(afec.ICaRL(per_class=2), sizes=(4,)).net.state_dict()
     assert all(torch.equal(context.task_state["old"][name], value) for name, value in before.items())
+
+
+def test_old_classes_count_by_the_root_of_how_many_there_are():
+    """Four old classes and two new ones: √(4/2) for LUCIR, √(6/2) for PODNet."""
+    for method, key, plain, root in ((afec.LUCIR, "strength", 5.0, 2), (afec.PODNet, "spatial", 3.0, 3)):
+        for adaptive in (True, False):
+            learner, context, _ = begun(method(per_class=2, adaptive=adaptive))
+            loss = learner.strategy.training(context, Exemplars.of(context.state["exemplars"])).loss
+            assert getattr(loss, key) == pytest.approx(plain * (root**0.5 if adaptive else 1))
+            assert loss.frozen == 1
+
+
+def test_the_fine_tuning_is_on_exemplars_alone_as_many_of_each_class():
+    for method in (afec.LUCIR(per_class=2, finetune_epochs=3), afec.PODNet(per_class=2, finetune_epochs=3)):
+        learner, context, _ = begun(method)
+        memory = Exemplars.of(context.state["exemplars"])
+        (training,) = learner.strategy.after(context, memory)
+        assert training.data[1].bincount().tolist() == [2] * 4
+        assert (training.schedule.max_epochs, training.schedule.lr_steps) == (3, ())
+        assert training.schedule.lr == pytest.approx(method.finetune_lr * QUICK.lr)
+        assert not training.guarded
 
 
 # -- on real digits -----------------------------------------------------------------------------------------------
@@ -383,6 +474,32 @@ def test_theta_e_learns_the_new_classes_alone_if_nothing_else_is_said():
     assert found["new"][0] == found["with-exemplars"][0]
     # two epochs of θ_e, and one pass for F_e, over 20 exemplars more
     assert found["with-exemplars"][1] - found["new"][1] == 20 * (QUICK.max_epochs + 1)
+
+
+def test_the_base_phase_is_trained_once_for_each_classifier_and_loss(tmp_path):
+    """Whoever comes later takes it from the memo, θ_e as well, and ends bit for bit where it ends without one."""
+    rows = {
+        "er": lambda: afec.ER(per_class=5),
+        "derpp": lambda: afec.DERPP(per_class=5),
+        "lwf": lambda: afec.LwF(),
+        "er+afec": lambda: afec.ER(per_class=5) + afec.AFEC(1.0),
+        "icarl+ewc+afec": lambda: afec.ICaRL(per_class=5) + afec.EWC(1.0) + afec.AFEC(1.0),
+        "sigmoid": lambda: afec.ICaRL(per_class=5, distillation="sigmoid"),
+        "lucir": lambda: afec.LUCIR(per_class=5),
+        "lucir+afec": lambda: afec.LUCIR(per_class=5) + afec.AFEC(1.0),
+        "podnet": lambda: afec.PODNet(per_class=5),
+        "podnet+mas": lambda: afec.PODNet(per_class=5) + afec.MAS(1.0),
+    }
+    trained = {}
+    for name, make in rows.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScenarioWarning)
+            trained[name] = ran = set()
+            learner = learned(make(), memo=Memo(tmp_path), on_progress=lambda at, ran=ran: ran.add((at.task, at.phase)))
+            assert torch.equal(weights(learner), weights(learned(make()))), name
+    assert [name for name, ran in trained.items() if (0, "train") in ran] == ["er", "sigmoid", "lucir", "podnet"]
+    assert [name for name, ran in trained.items() if (1, "theta_e") in ran] == ["er+afec", "lucir+afec"]
+    assert all((1, "train") in ran for ran in trained.values())
 
 
 # -- what is said about bad input ---------------------------------------------------------------------------------

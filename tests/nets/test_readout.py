@@ -1,5 +1,7 @@
 """A classifier that grows with the classes, behind the same verbs as one head per task."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -43,6 +45,19 @@ def test_a_cosine_is_the_cosine_times_the_scale_and_its_gradient_reaches_all_thr
     assert net.scale.grad.item() == pytest.approx(float(by_hand[:, 3].detach().sum()) / 3, rel=1e-5)
     assert net.blocks[1].weight.grad[1].abs().max() > 0
     assert not net.blocks[0].weight.grad.any()
+
+
+def test_proxies_by_hand():
+    """Cosines 1 and 0 with the two rows of the first class, whose softmax is e/(e+1) and 1/(e+1); twice 0 with the second."""
+    net = SingleHead(nn.Identity(), "proxies", features=2, proxies=2)
+    net.begin_task((4, 7))
+    with torch.no_grad():
+        net.blocks[0].weight.copy_(torch.tensor([[[5.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, -0.0]]]))
+        net.scale.fill_(3.0)
+    e = math.e
+    expected = torch.tensor([[e / (e + 1), 0.0]])
+    torch.testing.assert_close(net.classify(torch.tensor([[2.0, 0.0]]), scaled=False), expected)
+    torch.testing.assert_close(net(torch.tensor([[2.0, 0.0]])), 3 * expected)
 
 
 def test_new_classes_change_no_tensor_that_was_there():

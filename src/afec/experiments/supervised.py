@@ -61,14 +61,14 @@ def _stream_of(setup: Setup, seed: int) -> Stream:
     return stream
 
 
-_SIZES: dict[tuple[str, Path, int], list[int]] = {}
+_SIZES: dict[tuple[str, Path, int], list[tuple[int, int]]] = {}
 
 
-def _task_sizes(setup: Setup, seed: int) -> list[int]:
-    """How many samples each task has to learn from; kept, because a study has the same tasks in many rows."""
+def _task_sizes(setup: Setup, seed: int) -> list[tuple[int, int]]:
+    """The samples that each task has to learn from, and its classes; kept, because a study has the same tasks in many rows."""
     key = repr(sorted(setup.stream.items())), data_root(), seed
     if key not in _SIZES:
-        _SIZES[key] = [task.train.size for task in _stream_of(setup, seed).tasks]
+        _SIZES[key] = [(task.train.size, len(task.classes)) for task in _stream_of(setup, seed).tasks]
     return _SIZES[key]
 
 
@@ -240,13 +240,14 @@ class Supervised(MethodExperiment):
 
     @classmethod
     def most_samples(cls, setup: Setup, context: Context) -> int | None:
-        """Every task for all epochs of the schedule; AFEC's θ_e for as many, from the second task on; both phases of P&C."""
-        sizes = _task_sizes(setup, context.seed)
+        """Every task and what is replayed, for all epochs; AFEC's θ_e from the second task on; both phases of P&C."""
+        sizes, classes = zip(*_task_sizes(setup, context.seed), strict=True)
         schedule, _ = training_of(setup.training, context.device)
         terms = cls.terms(setup.method)
         again = sum(sizes[1:]) if "afec" in terms else 0
         again += sum(sizes) if "progress-compress" in terms else 0
-        return schedule.max_epochs * (sum(sizes) + again)
+        replayed = as_strategy(make_method(setup.method, setup.settings)).samples_replayed(classes, schedule.max_epochs)
+        return schedule.max_epochs * (sum(sizes) + again) + replayed
 
     @classmethod
     def for_tuning(cls, setup: Setup, context: Context) -> Setup:

@@ -127,6 +127,11 @@ class LUCIR(Replay):
         weights = (strength, self.ranking, self.margin, self.nearest)
         return self.on_all(context, memory, UnifiedLoss(context.loss, old_net(context), old, frozen, *weights))
 
+    @property
+    def epochs_after(self) -> int:
+        """Those of the fine-tuning."""
+        return self.finetune_epochs
+
     def after(self, context: TaskContext, memory: Exemplars) -> Iterator[Training]:
         """Balanced fine-tuning of the whole net, where it is asked for."""
         if self.finetune_epochs and context.number > 0:

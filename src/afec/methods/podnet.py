@@ -187,6 +187,11 @@ class PODNet(Replay):
         old, weights = old_net(context), (factor * self.spatial, factor * self.flat)
         return self.on_all(context, memory, PooledLoss(context.loss, old, frozen, self.margin, self.hinge, *weights))
 
+    @property
+    def epochs_after(self) -> int:
+        """Those of the fine-tuning."""
+        return self.finetune_epochs
+
     def after(self, context: TaskContext, memory: Exemplars) -> Iterator[Training]:
         """Fine-tuning of the classifier on the exemplars of all classes."""
         if self.finetune_epochs and context.number > 0:

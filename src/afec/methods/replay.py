@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
 
 import torch
@@ -67,6 +68,11 @@ class Replay(OptionFields, Strategy):
     def after(self, context: TaskContext, memory: Exemplars) -> Iterator[Training]:
         """Trainings on the exemplars of all classes, the new ones included; by default none."""
         yield from ()
+
+    @property
+    def epochs_after(self) -> int:
+        """The epochs of the trainings on exemplars alone."""
+        return 0
 
     def kept(self, context: TaskContext, memory: Exemplars) -> State:
         """What is kept beside the exemplars."""
@@ -132,6 +138,13 @@ class Replay(OptionFields, Strategy):
         on_disk = getattr(task.prepare, "images", None)  # of a stream whose inputs are numbers of them
         sizes = None if on_disk is None else on_disk.sizes
         return Exemplars.of(self.state.get("exemplars")).megabytes(sizes)
+
+    def samples_replayed(self, classes: Sequence[int], epochs: int) -> int:
+        """The exemplars of old classes in every epoch of a later phase, and those of all classes in what comes after it."""
+        found, ends = 0, list(accumulate(classes))
+        for before, now in pairwise(ends):
+            found += epochs * before * self.memory.quota(before) + self.epochs_after * now * self.memory.quota(now)
+        return found
 
     def _check_images(self, found: int, where: str) -> None:
         if self.total is None and found < self.per_class:

@@ -99,6 +99,10 @@ class Strategy(ABC):
         """What the examples of old tasks that are kept take, 10⁶ bytes each; `task` is one of their stream."""
         return 0.0
 
+    def samples_replayed(self, classes: Sequence[int], epochs: int) -> int:
+        """How many samples of old classes are learned from at most, over tasks with so many classes and so many epochs each."""
+        return 0
+
     def readout(self, backbone: nn.Module) -> Readout:
         """The readout that the method is used with, where nothing else is said."""
         return SingleHead(backbone, self.classifier) if self.needs_classes else MultiHead(backbone)
