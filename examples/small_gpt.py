@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--strength", type=float, nargs="*", default=[1000.0], help="λ of EWC; several are tried")
     parser.add_argument("--longer-strength", type=float, nargs="*", help="the same for the row of equal compute")
     parser.add_argument("--afec-strength", type=float, nargs="+", help="the same for EWC + AFEC")
-    parser.add_argument("--forgetting", type=float, nargs="+", default=[10.0], help="λ_e of AFEC")
+    parser.add_argument("--forgetting", type=float, nargs="+", default=[100.0, 1000.0], help="λ_e of AFEC")
     parser.add_argument("--validation", action="store_true", help="measure on other held-out text, to choose a λ")
     parser.add_argument("--csv", type=Path, help="where to write the numbers")
     given = parser.parse_args()
@@ -176,12 +176,12 @@ def main() -> None:
             name, _, *values, _ = row
             told = "seed {}: prose {:.2f} -> {:.2f}, code {:.2f} -> {:.2f}"
             print(f"{name:32}", told.format(seed, *(values[i] for i in (0, 2, 1, 3))), flush=True)
-        if given.csv:
-            write(
-                given.csv,
-                ["method", "seed", "prose_before", "code_before", "prose_after", "code_after", "epochs"],
-                rows,
-            )
+            if given.csv:
+                write(
+                    given.csv,
+                    ["method", "seed", "prose_before", "code_before", "prose_after", "code_after", "epochs"],
+                    rows,
+                )
     if given.seeds > 1:
         for name in dict.fromkeys(row[0] for row in rows):
             prose, code = (statistics.fmean(row[at] for row in rows if row[0] == name) for at in (4, 5))

