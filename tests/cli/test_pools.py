@@ -31,6 +31,21 @@ def test_an_address_without_a_cluster_is_said_at_once(capsys, tmp_path):
     assert "leave --address out and one is started on this machine" in said
 
 
+def test_a_cluster_that_does_not_start_is_a_sentence(monkeypatch, capsys, tmp_path):
+    ray = pytest.importorskip("ray", reason="ray is part of afec[dev]")
+
+    def too_slow(**options):
+        raise Exception("The current node timed out during startup.")  # as Ray does
+
+    monkeypatch.setattr(ray, "init", too_slow)
+    command = ["run", quick_file(tmp_path), "--scale", "tiny", "--pool", "ray", "--runs", str(tmp_path / "runs")]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert (
+        said == "afec: no Ray cluster could be started on this machine (The current node timed out during startup.)\n"
+    )
+
+
 def test_each_node_has_data_of_its_own_unless_they_are_given_once(monkeypatch, tmp_path):
     monkeypatch.setenv("AFEC_DATA", str(tmp_path))
     assert place_of("local", None).data == tmp_path

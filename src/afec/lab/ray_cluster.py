@@ -89,8 +89,10 @@ class RayCluster:
                 if port.isdecimal() and "/" not in host:  # Ray itself tries for minutes
                     create_connection((host, int(port)), CONNECT_SECONDS).close()
                 self.ray.init(address=self.address or "local", **quiet)
-            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-                reason = str(error).strip().splitlines()[0]
+            except Exception as error:  # Ray raises that very class where a machine is too busy to start in time
+                reason = (str(error).strip() or repr(error)).splitlines()[0]
+                if self.address is None:
+                    raise RunError(f"no Ray cluster could be started on this machine ({reason})") from error
                 raise RunError(
                     f"there is no Ray cluster at {self.address} ({reason}); start one with `ray start --head`, or leave "
                     "--address out and one is started on this machine"
