@@ -118,6 +118,29 @@ def test_a_unit_that_fired_in_an_earlier_task_is_never_renewed():
     assert torch.equal(model[0].weight[:2], kept)
 
 
+def test_the_pass_ends_when_all_units_are_in_use():
+    """A batch of the pass has 64 samples; a unit that an earlier task has made fire need not be seen again."""
+    x, y = torch.ones(200, 2), torch.arange(200) % 2
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.copy_(torch.tensor([0.0, 0.0, -2.5]))
+    x[199] = 2.0  # the only sample that makes the third unit fire is the last one
+    guard = Recycle()
+
+    def measured(x):
+        with guard.learning(model, None, (x, y), nn.CrossEntropyLoss()) as task:
+            pass
+        return task.samples_measured
+
+    before = copy.deepcopy(model.state_dict())
+    assert measured(x) == 200
+    assert measured(torch.ones(200, 2)) == 64
+    assert measured(-x) == 64
+    assert first_fired(guard) == {"0": [0, 0, 0]}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_the_threshold():
     model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2))
     with torch.no_grad():

@@ -45,7 +45,8 @@ def count_units(net: Readout, loss: BatchLoss, data: Split, seed: int) -> list[U
     largest: dict[str, Tensor] = {}
 
     def see(layer: HiddenLayer, active: Tensor) -> None:
-        low, high = (part.float() for part in active.transpose(0, 1).flatten(1).aminmax(dim=1))
+        rest = (0, *range(2, active.dim()))
+        low, high = active.amin(dim=rest).float(), active.amax(dim=rest).float()  # aminmax is twenty times as slow
         smallest[layer.name] = torch.minimum(smallest.get(layer.name, low), low)
         largest[layer.name] = torch.maximum(largest.get(layer.name, high), high)
 

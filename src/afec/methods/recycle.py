@@ -25,7 +25,6 @@ measures importance afterwards.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -34,6 +33,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
+from afec.fisher.estimate import taken_apart
 from afec.fisher.untouched import untouched
 from afec.gaussian import Gaussian
 from afec.guard import GuardedTask, Mover, State, load, option, snapshot
@@ -46,6 +46,7 @@ __all__ = ["Recycle"]
 NEVER = -1
 """The task in which a unit came into use, where that has not happened."""
 PASS = 64  # samples of a batch, where the data can be cut anew
+TRIED = 16  # samples with which it is found out how the layers follow one another
 
 
 @final
@@ -109,12 +110,12 @@ class Recycle(OptionTerm):
 
     def change_weights(self, task: GuardedTask, state: State, task_state: State) -> State:
         """Find the units that nothing has made fire, and renew them."""
-        found, fired = self._fired(task)
         first = dict(state.get("first_fired", {}))
+        found, in_use = self._in_use(task, first)
         outputs = dict.fromkeys(_names(task.model, found.outputs), task.number) | state.get("outputs", {})
         modules = dict(task.model.named_modules())
         for place, layer in enumerate(self._chosen(task, found)):
-            now = task.processes.either(fired[layer.name])
+            now = task.processes.either(in_use[layer.name])
             known = _grown(first.get(layer.name), now)
             first[layer.name] = torch.where((known == NEVER) & now, task.number, known)
             if layer is found[-1]:
@@ -138,6 +139,8 @@ class Recycle(OptionTerm):
         return [layer for layer in layers if all(id(weight) in ours for weight in layer.incoming)]
 
     def _checked(self, task: GuardedTask, batch: Any) -> HiddenLayers:
+        batch = _few(task, batch)
+
         def loss() -> Tensor:
             with forked(task.seed("recycle", "check"), task.device):
                 return task.problem.loss(task.model, batch)
@@ -150,26 +153,45 @@ class Recycle(OptionTerm):
                 found.check(self._chosen(task, found), loss)
         return found
 
-    def _fired(self, task: GuardedTask) -> tuple[HiddenLayers, dict[str, Tensor]]:
-        """The hidden layers, and which of the units fire on the data of this process; one pass."""
+    def _in_use(self, task: GuardedTask, first: Mapping[str, Tensor]) -> tuple[HiddenLayers, dict[str, Tensor]]:
+        """The hidden layers, and which units an earlier task or the data of this process have made fire.
+
+        One pass forward, which ends as soon as all units are in use.
+        """
         found: HiddenLayers | None = None
-        largest: dict[str, Tensor] = {}
+        waiting: list[HiddenLayer] = []
+        in_use: dict[str, Tensor] = {}
 
         def see(layer: HiddenLayer, active: Tensor) -> None:
-            size = torch.linalg.vector_norm(active, math.inf, dim=(0, *range(2, active.dim())))
-            largest[layer.name] = torch.maximum(largest[layer.name], size) if layer.name in largest else size
+            fires = active.abs().amax(dim=(0, *range(2, active.dim()))) > self.threshold
+            if layer.name not in in_use:
+                in_use[layer.name] = _grown(first.get(layer.name), fires) != NEVER
+            in_use[layer.name] |= fires
 
         size = PASS if task.passes.rebatches else None
         with untouched(task.model, (), train=False, seed=task.seed("recycle")), torch.no_grad():
             for batch in task.counted(task.batches("recycle", batch_size=size)):
-                if found is None and task.passes.on_demand:
-                    found = self._checked(task, batch)
-                elif found is None:
-                    found = HiddenLayers(task.model, partial(task.problem.loss, task.model, batch))
-                with found.watched(self._chosen(task, found), see):
+                if found is None:
+                    if task.passes.on_demand:
+                        found = self._checked(task, batch)
+                    else:
+                        found = HiddenLayers(task.model, partial(task.problem.loss, task.model, _few(task, batch)))
+                    waiting = self._chosen(task, found)
+                with found.watched(waiting, see):
                     task.problem.loss(task.model, batch)
+                waiting = [layer for layer in waiting if not bool(in_use[layer.name].all())]
+                if not waiting:
+                    break
         assert found is not None, "a pass over no data raises"
-        return found, {name: size > self.threshold for name, size in largest.items()}
+        return found, in_use
+
+
+def _few(task: GuardedTask, batch: Any) -> Any:
+    """Some samples of a batch, where it can be taken apart."""
+    try:
+        return next(taken_apart(task.problem, batch)).take(0, TRIED).batch
+    except ValueError:
+        return batch
 
 
 @torch.no_grad()
