@@ -1,6 +1,5 @@
 """A memo spares trainings that no guard touches, and changes no bit."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,7 +14,6 @@ from afec.learner import memo as memo_module
 from afec.learner.machine import Machine
 from afec.learner.tasks import Batches, BatchLoss
 from afec.nets import MultiHead
-from afec.source import CANNOT_TRAIN, PACKAGE, source_digest
 from small_learning import SHORT, few_tasks, numbers, same, small_learner
 
 GUARDS = {
@@ -199,34 +197,6 @@ def test_a_recall_is_not_forgotten_by_a_resume(tmp_path):
     again = small_learner(stream, GUARDS["ewc+afec"]())  # without a memo: it can only know by what was saved
     again.load_state_dict(saved[0])
     assert set(again.learn(stream[1]).recalled) == {"theta_e"}
-
-
-def test_the_digest_is_of_the_code_that_trains(tmp_path):
-    """One changed byte, or a file of another name, is other code."""
-    (tmp_path / "nets").mkdir()
-    file = tmp_path / "nets" / "one.py"
-    digests = set()
-    for name, text in (("one.py", "a"), ("one.py", "b"), ("two.py", "b")):
-        file = file.rename(file.with_name(name)) if file.exists() else file.with_name(name)
-        file.write_text(text)
-        digests.add(source_digest([file], tmp_path))
-    assert len(digests) == 3
-    assert source_digest([file], tmp_path) in digests
-
-
-def test_rooms_that_are_left_out_cannot_change_a_training():
-    """They come after the learner, which imports only rooms before it (tests/test_house.py)."""
-    rooms = {name.removesuffix(".py") for name in CANNOT_TRAIN}
-    assert all((PACKAGE / name).exists() for name in CANNOT_TRAIN)
-    trains = {name.split(".")[1] for name in _loaded_by("afec.learner") if name.startswith("afec.")}
-    assert "learner" in trains
-    assert not rooms & trains
-
-
-def _loaded_by(name):
-    """The modules that are loaded once this one is, in a process of its own."""
-    code = f"import sys, {name}; print(*sys.modules)"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_the_file_of_a_net_of_ones_own_is_in_the_name(tmp_path):
