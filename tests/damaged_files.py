@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-COUNT = 1200
+COUNT = 1000
 MEMORY = 2 << 30  # bytes that a reader may ask for beyond what the process has
 SECONDS = 20.0  # of the processor, for one input; a thousandth of it is usual
 NESTED = "[" * 200 + "]" * 200

@@ -1,14 +1,10 @@
-"""Learners in several processes, as torchrun starts them: run as a script, in one process or as one of a group.
-
-python several_processes.py FILE            one process
-torchrun … several_processes.py FILE        a group; the first process writes FILE
-"""
+"""Learners in several processes, with what torchrun tells each of them: `several(work, folder, count)`."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -18,7 +14,7 @@ from afec.fisher import Problem, estimate
 from afec.guard.distributed import processes_of
 from afec.lab.torchrun import joined, leave, processes_of_torchrun
 from afec.nets.norm import new_batch_norm
-from afec.parallel import group_here, grouped
+from afec.parallel import grouped
 from afec.streams import digits
 
 METHODS = {
@@ -90,18 +86,16 @@ def everything():
     return found
 
 
-def main():
-    torch.set_num_threads(1)
-    with joined() if processes_of_torchrun() > 1 else nullcontext() as group, grouped(group):
+def work(rank, folder):
+    """One process of a group that meets at the store of `folder`/group; the first one writes `folder`/found.pt."""
+    port, count = (Path(folder) / "group").read_text().split()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": count, "TORCHELASTIC_RUN_ID": "none"}
+    assert processes_of_torchrun() == int(count)
+    with joined() as group, grouped(group):
         found = everything()
-        if group_here() is None or group.rank == 0:
-            torch.save(found, sys.argv[1])
-        if group is not None:  # every process has come to the same bits
-            own = torch.cat([v.reshape(-1).double() for v in found["ewc+afec"]["state"]["net"].values()])
-            assert group.agreed(own).equal(own)
-
-
-if __name__ == "__main__":
-    main()
-    if processes_of_torchrun() > 1:
-        leave(0)
+        if group.rank == 0:
+            torch.save(found, Path(folder) / "found.pt")
+        own = torch.cat([v.reshape(-1).double() for v in found["ewc+afec"]["state"]["net"].values()])
+        assert group.agreed(own).equal(own)  # every process has come to the same bits
+    leave(0)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 import several_processes
 from afec.lab import RunDirectory, find_runs, run
 from afec.parallel import Group, Share, group_here, grouped
-from small_lab import TEXT, quick_config, quick_file
-from small_processes import all_scores
+from small_lab import quick_config, quick_file
+from small_processes import several
 from stopped_runs import in_task, run_until
 
 
-def torchrun(count, *words, **options):
-    """The command in `count` processes of this machine."""
+def torchrun(count, *words):
+    """The command in `count` processes of this machine, when it has ended."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    made = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, **options)
-    assert made.returncode == 0, made.stderr
-    return made.stdout
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
 
 
 def flat(tree, place=""):
@@ -86,16 +84,18 @@ def alone():
 @pytest.mark.parametrize("count", [2, 3])
 def test_several_processes_come_to_the_numbers_of_one(alone, count, tmp_path):
     """Weights, Fisher of every kind, Ω, paths, θ_e, validation losses; dropout, augmentation, batch-norm."""
-    torchrun(count, Path(several_processes.__file__), tmp_path / "found.pt")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun has one as well
+    (tmp_path / "group").write_text(f"{store.port} {count}")
+    several(several_processes.work, tmp_path, count)
     found = torch.load(tmp_path / "found.pt", weights_only=False)
     assert found.keys() == alone.keys()
     assert float(found["opposite"]) == 1.0
     for name, expected in alone.items():
-        one, several = flat(expected), flat(found[name])
-        assert one.keys() == several.keys(), name
+        one, other = flat(expected), flat(found[name])
+        assert one.keys() == other.keys(), name
         for place, value in one.items():
             if value.numel():
-                error = float((several[place] - value).abs().max() / (value.abs().max() + 1e-6))
+                error = float((other[place] - value).abs().max() / (value.abs().max() + 1e-6))
                 assert error < 2e-4, (name, place, error)
 
 
@@ -103,26 +103,21 @@ def test_several_processes_come_to_the_numbers_of_one(alone, count, tmp_path):
 def test_torchrun_runs_and_resumes_runs_and_the_first_process_alone_writes(tmp_path):
     config, root = quick_config("ewc+afec", "three"), tmp_path / "runs"
     run_until(in_task(1), config, root)  # in one process; the group goes on from there
-    words = ["run", quick_file(tmp_path), "--scale", "three", "--method", "ewc+afec", "si", "--seeds", "1"]
-    said = torchrun(2, "-m", "afec", *words, "--runs", root)
-    assert "2 runs on 2 processes together, each with its share of every batch" in said
-    assert said.count("seed 0: done") == 2
+    methods = ["ewc+afec", "si", "progress-compress"]
+    words = ["run", quick_file(tmp_path), "--scale", "three", "--seeds", "1", "--runs", root, "--method", *methods]
+    made = torchrun(2, "-m", "afec", *words)
+    assert "3 runs on 2 processes together, each with its share of every batch" in made.stdout
+    assert made.stdout.count("seed 0: done") == 2
+    assert made.returncode != 0  # what cannot be shared out says so
+    assert "not shared out over processes" in made.stderr
     for name in ("ewc+afec", "si"):
         run(quick_config(name, "three"), 0, tmp_path / "whole")
-    together, whole = find_runs(root), find_runs(tmp_path / "whole")
-    assert all(found.done for found in together)
+    (refused,) = [found for found in find_runs(root) if not found.done]
+    assert "not shared out over processes" in refused.failure
+    together, whole = [found for found in find_runs(root) if found.done], find_runs(tmp_path / "whole")
     for one, other in zip(together, whole, strict=True):
         assert one.matrix() == pytest.approx(other.matrix(), abs=0.02)  # an image or two may fall on the other side
         assert {f.name for f in one.path.iterdir()} == {f.name for f in other.path.iterdir()}
         assert one.samples == other.samples
         assert any("in 2 processes" in event.get("text", "") for event in one.events())
     assert RunDirectory.of(root, config, 0).done
-    assert all_scores(root).keys() == all_scores(tmp_path / "whole").keys()
-
-
-@pytest.mark.slow
-def test_what_cannot_be_shared_out_says_so(tmp_path):
-    benchmark = quick_file(tmp_path, TEXT)
-    words = ["run", benchmark, "--scale", "tiny", "--method", "progress-compress", "--seeds", "1", "--runs", tmp_path]
-    with pytest.raises(AssertionError, match="not shared out over processes"):
-        torchrun(2, "-m", "afec", *words)

@@ -33,7 +33,7 @@ from afec.methods.expression import METHODS
 from small_processes import afec, alive, all_scores, wait_until
 
 SMALL = ["--scale", "smoke", "--set", "stream.sizes=[2,2]", "training.max_epochs=2"]
-LONG = ["--scale", "smoke", "--set", "stream.sizes=[2,2,2]", "training.max_epochs=60", "training.patience=off"]
+LONG = ["--scale", "smoke", "--set", "stream.sizes=[2,2,2]", "training.max_epochs=30", "training.patience=off"]
 
 
 def stamps(root):

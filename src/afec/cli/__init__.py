@@ -69,7 +69,7 @@ def run(
         ),
     ] = ["finetune", "ewc", "ewc+afec"],  # noqa: B006
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed; the others follow it.")] = 0,
     scale: Annotated[str, typer.Option(help="A scale of the benchmark; `smoke` takes seconds.")] = "full",
     set_: Annotated[
         list[str], typer.Option("--set", help="section.key=value, or several values: method.ewc.strength=10,100")
@@ -86,7 +86,7 @@ def run(
     tensorboard: Board = None,
     wandb: Wandb = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the outcome into this file (.png, .svg).")] = None,
-    tuned: Annotated[Path | None, typer.Option(help="Settings that `afec tune` has written.")] = None,
+    tuned: Annotated[Path | None, typer.Option(help="The settings that `afec tune` has written, as a file.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run and how long it may take.")] = False,
 ) -> None:
     """Run methods on benchmarks over seeds, one process per core; finished runs are not run again."""
@@ -111,12 +111,14 @@ def tune(
     benchmark: Annotated[str, typer.Argument(help="A benchmark's name, a TOML file's path, or folder:PATH.")],
     method: Annotated[str, typer.Option("--method", "-m", help="The method: ewc, mas+afec, …")],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds each trial has.")] = 3,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them; not one that is reported.")] = 100,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed; take none that is reported.")] = 100,
     scale: Annotated[str, typer.Option(help="A scale of the benchmark.")] = "full",
     search: Annotated[
         str, typer.Option(help="grid: the benchmark's own; tpe: between its smallest and largest value.")
     ] = "grid",
-    trials: Annotated[int, typer.Option(min=0, help="Of each stage; 0: the whole grid, or 20 of TPE.")] = 0,
+    trials: Annotated[
+        int, typer.Option(min=0, help="How many trials a stage has; 0: the whole grid, or 20 with TPE.")
+    ] = 0,
     together: Annotated[bool, typer.Option("--together", help="Search λ and λ_e at once, not λ first.")] = False,
     beta: Annotated[bool, typer.Option("--beta", help="Search β in place of λ_e.")] = False,
     set_: Annotated[list[str], typer.Option("--set", help="section.key=value")] = [],  # noqa: B006
@@ -241,7 +243,7 @@ def play(
     after: Annotated[
         str | None, typer.Option(help="The agent as it was after this game, or at the `start`; by default the last.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the episodes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the episodes.")] = 0,
     sampled: Annotated[bool, typer.Option("--sampled", help="Draw the actions; else take the likeliest ones.")] = False,
     most: Annotated[int, typer.Option(min=1, help="At most so many steps of --out.")] = 1000,
 ) -> None:

@@ -47,20 +47,22 @@ PoolName = Annotated[str, typer.Option("--pool", help="Where to run: local (proc
 Address = Annotated[
     str | None,
     typer.Option(
-        help="Of a running Ray cluster, or auto; without it one is started on this machine and stopped again."
+        help="Address of a running Ray cluster, or auto; without it one is started on this machine and stopped again."
     ),
 ]
 Cpus = Annotated[
-    float | None, typer.Option(min=0, help="Of --pool ray: CPUs that a run reserves, 1 by default; it uses one thread.")
+    float | None,
+    typer.Option(min=0, help="With --pool ray: CPUs that a run reserves, 1 by default; it uses one thread."),
 ]
 Gpus = Annotated[
-    float | None, typer.Option(min=0, help="Of --pool ray: GPUs that a run reserves; 1 by default with --device cuda.")
+    float | None,
+    typer.Option(min=0, help="With --pool ray: GPUs that a run reserves; 1 by default with --device cuda."),
 ]
 Ship = Annotated[
     bool | None,
     typer.Option(
         "--ship/--no-ship",
-        help="Of --pool ray: send run directories home from the nodes; by default where a node does not see RUNS.",
+        help="With --pool ray: send run directories home from the nodes; by default where a node does not see RUNS.",
         show_default=False,
     ),
 ]

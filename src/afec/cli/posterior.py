@@ -23,13 +23,15 @@ def make(
             "guard.learning as a dict; or a folder (or name) of a causal language model of transformers, with --text."
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("posterior.safetensors"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("posterior.safetensors"),
     text: Annotated[list[Path] | None, typer.Option(help="A text file; may be given several times.")] = None,
     fisher: Annotated[str, typer.Option(help="auto, exact, sample, empirical, batched.")] = "auto",
-    samples: Annotated[int | None, typer.Option(min=1, help="On how many samples; all if not given.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="How many samples to measure on; all if not given.")
+    ] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=2, help="Of --text: tokens in a sample; 128 if not given, or as many as the model takes."),
+        typer.Option(min=2, help="With --text: tokens in a sample; 128 if not given, or as many as the model takes."),
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="What people call these weights.")] = "",
     mean: Annotated[
