@@ -241,7 +241,8 @@ class Supervised(MethodExperiment):
     @classmethod
     def most_samples(cls, setup: Setup, context: Context) -> int | None:
         """Every task and what is replayed, for all epochs; AFEC's θ_e from the second task on; both phases of P&C."""
-        sizes, classes = zip(*_task_sizes(setup, context.seed), strict=True)
+        every = _task_sizes(setup, context.seed)
+        sizes, classes = [size for size, _ in every], [count for _, count in every]
         schedule, _ = training_of(setup.training, context.device)
         terms = cls.terms(setup.method)
         again = sum(sizes[1:]) if "afec" in terms else 0

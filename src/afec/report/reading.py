@@ -79,7 +79,7 @@ class Reading:
     @property
     def kept_mb(self) -> float:
         """What the examples of old tasks take that are kept after the last one, in MB; NaN where none are, or nobody says."""
-        found = self.tasks[-1].get("kept_mb") if self.tasks else None
+        found: Any = self.tasks[-1].get("kept_mb") if self.tasks else None
         return float(found) if _finite(found) and found > 0 else math.nan
 
     @property
