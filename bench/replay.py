@@ -1,7 +1,8 @@
 """What an epoch of each replay strategy costs beside a plain one over the same images: `python bench/replay.py`.
 
-ResNet-32 in its second phase. The learners take turns, and the best epochs of each are compared: on a shared machine only
-ratios of neighbours mean anything. CPU time, one thread. Real CIFAR-100 images where they are (AFEC_DATA), else random ones.
+ResNet-32 in its second phase. The learners take turns, epoch by epoch, and the best epochs of each are compared: on a shared
+machine only ratios of neighbours mean anything. CPU time, one thread. Real CIFAR-100 images where they are (AFEC_DATA), else
+random ones.
 
 A phase with AFEC has θ_e's epochs, over the new images alone, and one pass for F_e, however many epochs there are. So a phase
 is reckoned as it is at the scale `short`, with 12 epochs: 12 times the best epoch of each training, and once what is done once.
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import resource
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -48,10 +51,30 @@ def tasks(images: int) -> list[Task]:
         return [task, replace(task, name="random again", classes=(4, 5, 6, 7))]
 
 
+class Turns:
+    """Lets one thread go on at a time, each for one epoch."""
+
+    def __init__(self) -> None:
+        self.line, self.changed = list[object](), threading.Condition()
+
+    def wait(self, who: object) -> None:
+        """Until it is this one's turn."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.line[0] is who)
+
+    def pass_on(self, who: object, *, over: bool = False) -> None:
+        """Let the next one go on; who is not over comes again behind all others."""
+        with self.changed:
+            self.line.remove(who)
+            self.line += [] if over else [who]
+            self.changed.notify_all()
+
+
 class Timed:
     """A learner that notes the CPU time of each epoch of its second phase, but for the first of each training."""
 
-    def __init__(self, method: object) -> None:
+    def __init__(self, method: object, turns: Turns) -> None:
+        self.turns = turns
         self.times: dict[str, list[float]] = defaultdict(list)
         self.once, self.last = 0.0, time.process_time()
         schedule = Schedule(batch_size=64, optimizer="sgd", lr=0.05, max_epochs=1, patience=None, best_weights=False)
@@ -63,12 +86,19 @@ class Timed:
         now = time.process_time()
         if at.task > 0 and at.epoch.number > 1:
             self.times[at.phase].append(now - self.last)
-        self.last = now
+        self.turns.pass_on(self)
+        self.turns.wait(self)
+        self.last = time.process_time()
 
-    def learn(self, task: Task) -> None:
-        """One phase; the first, which is not measured, has one epoch. `fisher` is all that is no training."""
-        self.once = self.learner.learn(task).cpu_seconds["fisher"]
-        self.learner.schedule = replace(self.learner.schedule, max_epochs=MEASURED)
+    def learn(self, stream: Sequence[Task]) -> None:
+        """Two phases; the first, which is not measured, has one epoch. `fisher` is all that is no training."""
+        self.turns.wait(self)
+        try:
+            for task in stream:
+                self.once = self.learner.learn(task).cpu_seconds["fisher"]
+                self.learner.schedule = replace(self.learner.schedule, max_epochs=MEASURED)
+        finally:
+            self.turns.pass_on(self, over=True)
 
     def epoch(self, phase: str) -> float:
         """The best epoch of a training; 0 where there is none of it."""
@@ -81,15 +111,18 @@ class Timed:
 
 def measure(images: int, epochs: int, methods: list[str]) -> None:
     """Print what each costs."""
-    stream = tasks(images)
+    stream, turns = tasks(images), Turns()
     timed = {}
     for name in methods:
-        timed[name] = Timed(METHODS[name](per_class=PER_CLASS))
+        timed[name] = Timed(METHODS[name](per_class=PER_CLASS), turns)
         with_afec = METHODS[name](per_class=PER_CLASS) + afec.AFEC(0.1, fisher="empirical")
-        timed[f"{name}+afec"] = Timed(with_afec)
-    for task in stream:
-        for one in timed.values():
-            one.learn(task)
+        timed[f"{name}+afec"] = Timed(with_afec, turns)
+    turns.line += timed.values()
+    threads = [threading.Thread(target=one.learn, args=[stream]) for one in timed.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     plain = timed["er"].epoch("train")  # the task's own loss over new images and exemplars: plain, over the same images
     print(f"a plain epoch of {4 * images + 4 * PER_CLASS} images, ResNet-32: {plain:.2f} s")
     for name in methods:

@@ -411,6 +411,35 @@ def test_real_files(name, method, tmp_path):
     assert (again.path / "scores.csv").read_bytes() == (found.path / "scores.csv").read_bytes()
 
 
+SIX = ["icarl", "icarl+afec", "lucir", "lucir+afec", "podnet", "podnet+afec"]
+REPLAYED = [*(("cifar100", method) for method in SIX), ("imagenet100", "icarl+afec")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("data", "method"), REPLAYED)
+def test_replay_on_real_files(data, method, tmp_path):
+    """Every strategy of the paper with and without AFEC: exemplars, order of classes, and a stop in the second phase."""
+    if not any(REAL.glob(f"{FILES[data]}*")):
+        pytest.skip(f"AFEC_DATA has no {FILES[data]}")
+    config = resolve(load_benchmark(f"{data}-b50-5"), method, "smoke")
+    found = run(config, 0, tmp_path / "whole", place=Place(data=REAL))
+    scores = found.scores()
+    assert [(score.after, score.task) for score in scores] == seen_so_far(3)
+    assert all(sum(score.answers) == score.size for score in scores)
+    with data_root_is(REAL):
+        stream, learner = learner_of(config, 0)
+        learner.load(found.path / LEARNER)
+        assert learner.net.classes == np.random.RandomState(1993).permutation(100)[:20].tolist()
+        assert learner.evaluate(stream.tasks) == pytest.approx([s.test for s in scores if s.after == 3], abs=1e-6)
+    last = found.tasks()[-1]
+    images = 40 * 3 * 32 * 32 / 1e6  # of two exemplars of each class; a photograph is larger, and stays on disk
+    assert last["kept_mb"] == pytest.approx(images) if data == "cifar100" else last["kept_mb"] > images
+    where = "theta_e" if "afec" in method else "finetune" if method == "podnet" else "train"
+    run_until(phase(where), config, tmp_path / "stopped", place=Place(data=REAL))
+    again = run(config, 0, tmp_path / "stopped", place=Place(data=REAL))
+    assert (again.path / "scores.csv").read_bytes() == (found.path / "scores.csv").read_bytes()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("net", ["resnet10", "vgg11bn"])
 def test_batch_norm_on_real_images(net, tmp_path):

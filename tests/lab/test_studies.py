@@ -163,7 +163,7 @@ def test_list_and_show(small, capsys):
     assert all(name in listed for name in study_names())
     assert main(["study", "show", "small.toml"]) == 0
     shown = capsys.readouterr().out
-    assert "tune: quick.toml at tiny: ewc, ewc+afec; 1 seeds from 100 on" in shown
+    assert "tune: quick.toml at tiny: ewc, ewc+afec; 1 seed from 100 on" in shown
     assert "quick, ewc+afec (λ=10, λ_e=1)" in shown  # nothing is tuned yet: the benchmark's
     assert "6 runs: 0 done" in shown
     assert "writes ewc.csv  of method=ewc" in shown

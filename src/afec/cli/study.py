@@ -52,7 +52,8 @@ def show(name: Name, scale: Scale = "full", runs: RunsFolder = Path("runs"), dat
     about = f" ({found.paper} of the paper)" if found.paper else ""
     console.print(f"{found.name}{about}: {found.description}", highlight=False, soft_wrap=True)
     for search in found.tune:
-        methods, seeds = ", ".join(search.methods), f"{search.seeds} seeds from {search.first_seed} on"
+        seeds = f"{search.seeds} seed{'s' * (search.seeds > 1)} from {search.first_seed} on"
+        methods = ", ".join(search.methods)
         trials = f", {search.trials} trials of each grid" if search.trials else ""
         text = f"tune: {search.benchmark} at {search.scale}: {methods}; {seeds}{trials}"
         console.print(text, highlight=False, soft_wrap=True)

@@ -79,8 +79,8 @@ class Reading:
     @property
     def kept_mb(self) -> float:
         """What the examples of old tasks take that are kept after the last one, in MB; NaN where none are, or nobody says."""
-        found = self.tasks[-1].get("kept_mb") if self.tasks else None
-        return float(found) if found is not None and _finite(found) and found > 0 else math.nan
+        found: Any = self.tasks[-1].get("kept_mb") if self.tasks else None
+        return float(found) if _finite(found) and found > 0 else math.nan
 
     @property
     def learned(self) -> int:
@@ -259,7 +259,7 @@ def _json(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
 
 
