@@ -23,6 +23,7 @@ SCRIPTS = [
     ["games.py"],
     ["report.py"],
     ["pay.py"],
+    ["column.py"],
 ]
 
 if __name__ == "__main__":

@@ -177,6 +177,27 @@ def test_what_is_held_at_zero(hold):
     assert (model.output.weight[:, dead["hidden"]] != 0).any()  # one output layer for all tasks has to listen
 
 
+@pytest.mark.parametrize("hold", [True, False])
+def test_what_becomes_of_new_units_reaches_old_outputs_only_where_nothing_is_held(hold):
+    """The leak: new units are free to grow, and what they send on reached the old head through units that it uses."""
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU())
+    backbone.out_features = 5
+    net, _ = with_dead_units(MultiHead(backbone, [3, 3]), {"backbone.1": [0, 4], "backbone.3": [2]})
+    guard = EWC(1.0, fisher="empirical") + Recycle("all", hold=hold)
+    loss = lambda model, batch: F.cross_entropy(model(batch[0], 0), batch[1])  # noqa: E731
+    before = net(X, 0)
+    learn(net, guard, loss=loss)
+    assert torch.equal(net(X, 0), before)
+    new = lambda model, batch: F.cross_entropy(model(batch[0], 1), batch[1])  # noqa: E731
+    learn(net, guard, steps=5, loss=new)
+    old, other = net(X, 0), net(X, 1)
+    with torch.no_grad():
+        net.backbone[1].weight[[0, 4]] *= 10
+        net.backbone[3].weight[2] *= 10
+    assert torch.equal(net(X, 0), old) is hold
+    assert not torch.equal(net(X, 1), other)
+
+
 def test_held_weights_change_what_real_digits_learn():
     def learned(hold):
         stream = make_stream("digits-regression", seed=0, train=120, validation=60)
