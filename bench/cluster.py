@@ -78,7 +78,7 @@ def overhead(rounds: int, epochs: int) -> dict[str, object]:
             taken.append(sum(runs) / len(runs))
             found.append(whole - sum(runs))
     more = statistics.median(beside["ray"]) - statistics.median(beside["local"])
-    return {"run_seconds": taken, "beside": beside, "more": more, "share": more / (4 * statistics.mean(taken))}
+    return {"run_seconds": taken, "beside": beside, "more": more, "of_runs_of_a_minute": more / (4 * 60)}
 
 
 def queue(count: int) -> dict[str, object]:
