@@ -239,7 +239,8 @@ def test_every_split_has_every_class_of_its_task(seed, sizes, validation, test):
         ({"sizes": [1, 9]}, "at least 2 each"),
         ({"sizes": [6, 6]}, "10 in all at most"),
         ({"sizes": [2.0, 3]}, "sizes=[2.0, 3]"),
-        ({"tasks": 2, "sizes": [2, 3, 5]}, "tasks=2 and 3 sizes, [2, 3, 5]; give one of the two"),
+        ({"tasks": 4, "sizes": [2, 3, 5]}, "tasks=4 and 3 sizes, [2, 3, 5]; give a number from 1 to 3"),
+        ({"tasks": 0, "sizes": [2, 3, 5]}, "tasks=0 and 3 sizes"),
         ({"validation": 0}, "each must be above 0"),
         ({"test": 0.9, "validation": 0.1}, "their sum below 1"),
         ({"test": float("nan")}, "test=nan"),
@@ -276,6 +277,7 @@ def test_named_streams_are_what_their_records_say():
 
 def test_options_reach_the_stream():
     assert make_stream("digits", 0, sizes=[2, 3]).outputs == [2, 3]
+    assert make_stream("digits", 0, sizes=[2, 3, 5], tasks=2).outputs == [2, 3]
     assert make_stream("digits-regression", 0, train=100).tasks[0].train.size == 100
 
 

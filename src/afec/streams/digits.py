@@ -55,10 +55,10 @@ def digits(
 
     Args:
         seed: shuffles the classes, and divides what is not for the test into training and validation.
-        tasks: how many tasks, with equally many classes each: 1, 2 or 5.
+        tasks: how many tasks, with equally many classes each: 1, 2 or 5. Beside `sizes`: how many of those, from the first on.
         validation: the part of each class to tune on.
         test: the part of each class to test on. All the others are to train on.
-        sizes: how many classes each task has, instead of `tasks`, e.g. `[2, 3, 5]`. Classes may be left over.
+        sizes: how many classes each task has, e.g. `[2, 3, 5]`. Classes may be left over.
         scenario: `task`, or `class`: the task is not known when predicting.
         class_order: `seed`, `sorted`, `lucir-1993`, or the path of a list (`afec.streams.classes`).
     """
@@ -102,9 +102,14 @@ def _class_counts(tasks: int, sizes: Sequence[int] | None, scenario: Scenario) -
             )
         return [CLASSES // tasks] * tasks
     counts = check_sizes("digits", sizes, CLASSES, scenario)
-    if tasks not in (5, len(counts)):  # 5 is the default: nobody may have asked for it
-        raise ValueError(f"digits got tasks={tasks} and {len(counts)} sizes, {counts}; give one of the two")
-    return counts
+    if tasks == 5:  # the default: nobody may have asked for it
+        return counts
+    if not isinstance(tasks, int) or not 1 <= tasks <= len(counts):
+        raise ValueError(
+            f"digits got tasks={tasks!r} and {len(counts)} sizes, {counts}; give a number from 1 to {len(counts)}, or leave "
+            "tasks= out for all of them"
+        )
+    return counts[:tasks]
 
 
 def _divided(rows: Tensor, label: int, seed: int, validation: float, test: float) -> tuple[Tensor, Tensor, Tensor]:
