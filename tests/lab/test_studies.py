@@ -218,7 +218,7 @@ def test_a_scale_may_search_a_part_of_each_grid(small, fake, capsys):
     (small / "small.toml").write_text(SMALL + "trials = 1\n")  # of [scale.smoke]
     ran = fake(lambda settings, seed: (0.5, 0.5))
     assert main(["study", "show", "small.toml", "--scale", "smoke"]) == 0
-    assert "1 seeds from 100 on, 1 trials of each grid" in capsys.readouterr().out
+    assert "1 seed from 100 on, 1 trial of each grid" in capsys.readouterr().out
     assert main(["study", "run", "small.toml", "--scale", "smoke"]) == 0
     assert sorted(config.method for config, seed in ran if seed == 100) == ["ewc", "ewc+afec"]
 

@@ -54,7 +54,7 @@ def show(name: Name, scale: Scale = "full", runs: RunsFolder = Path("runs"), dat
     for search in found.tune:
         seeds = f"{search.seeds} seed{'s' * (search.seeds > 1)} from {search.first_seed} on"
         methods = ", ".join(search.methods)
-        trials = f", {search.trials} trials of each grid" if search.trials else ""
+        trials = f", {search.trials} trial{'s' * (search.trials > 1)} of each grid" if search.trials else ""
         text = f"tune: {search.benchmark} at {search.scale}: {methods}; {seeds}{trials}"
         console.print(text, highlight=False, soft_wrap=True)
     work.say_what(found.jobs(_tuned(found, runs)), work.How(runs))
