@@ -118,6 +118,16 @@ def test_the_margin_of_nca_does_not_cancel():
     assert high - low == pytest.approx(2.0 * 0.6, rel=1e-5)
 
 
+def test_the_scale_of_nca_does_not_learn_from_the_margin():
+    """Where all similarities are equal nothing speaks for another η; η·δ would push it below zero, where the loss is 0."""
+    scale = torch.tensor(1.0, requires_grad=True)
+    nca(torch.full((1, 4), 0.5), torch.tensor([0]), scale, 0.6).backward()
+    assert scale.grad.item() == pytest.approx(0.0, abs=1e-6)
+    scale.grad = None
+    nca(torch.tensor([[0.9, 0.1, 0.1]]), torch.tensor([0]), scale, 0.6).backward()
+    assert scale.grad.item() == pytest.approx(0.1 - 0.9, rel=1e-5)  # the mean of the others less the true one: η grows
+
+
 def test_nca_has_a_finite_gradient():
     similarities, scale = torch.tensor([[0.5, 0.2]], requires_grad=True), torch.tensor(1.0, requires_grad=True)
     nca(similarities, torch.tensor([0]), scale, 0.6).backward()

@@ -33,12 +33,16 @@ __all__ = ["NCA", "PODNet", "k_means", "nca", "pod_spatial", "pooled"]
 
 
 def nca(similarities: Tensor, targets: Tensor, scale: Tensor | float, margin: float, *, hinge: bool = True) -> Tensor:
-    """[log Σ_{i≠y} exp(η·ŷ_i) − η·(ŷ_y − δ)]₊, a mean over the batch; the margin is the true class's alone."""
+    """[log Σ_{i≠y} exp(η·ŷ_i) − η·(ŷ_y − δ)]₊, a mean over the batch; the margin is the true class's alone.
+
+    A learned η learns from the similarities, not from η·δ. That would push it below zero, where the loss is 0 for any network.
+    """
     true = similarities.gather(1, targets[:, None]).squeeze(1)
     others = (scale * similarities).scatter(
         1, targets[:, None], -torch.inf
     )  # behind the scale: −∞ has no gradient there
-    missed = torch.logsumexp(others, dim=1) - scale * (true - margin)
+    width = (scale.detach() if isinstance(scale, Tensor) else scale) * margin
+    missed = torch.logsumexp(others, dim=1) - scale * true + width
     return missed.clamp(min=0).mean() if hinge else missed.mean()
 
 
