@@ -104,7 +104,7 @@ def opened(
 
     if pool not in ("local", "ray"):
         raise SpecError(f"--pool {pool}: {unknown('pool', pool, ['local', 'ray'])}")
-    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+    if _several_of_torchrun():
         if pool != "local":
             raise SpecError("torchrun runs one run at a time in all its processes; leave --pool out, or torchrun")
         with _torchrun(device) as made:
@@ -125,6 +125,15 @@ def opened(
     resources = Resources(1.0 if cpus is None else cpus, float(needs_gpu) if gpus is None else gpus, memory_of(runs))
     with RayCluster(address, workers, resources, ship=ship) as cluster:
         yield cluster
+
+
+def _several_of_torchrun() -> bool:
+    """Whether torchrun has started several processes for this command. Elsewhere no PyTorch is imported to find out."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    from afec.lab.torchrun import processes_of_torchrun
+
+    return processes_of_torchrun() > 1
 
 
 @contextmanager
